@@ -18,7 +18,6 @@ __all__ = [
     "LicenceError",
     "UnknownModelError",
     "VerificationError",
-    "WorkerLostError",
 ]
 
 
@@ -56,7 +55,3 @@ class VerificationError(KerasViTError, ValueError):
 
 class DivergedError(KerasViTError, ArithmeticError):
     """Training ended because a loss, gradient or weight is not finite."""
-
-
-class WorkerLostError(KerasViTError, ConnectionError):
-    """Another machine of a training did not start in time, or was killed or stopped; the message names it."""

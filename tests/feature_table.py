@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from keras_vit.converters.table import Row, Table, load_table
+from keras_vit.errors import CheckpointError
+from tiny_models import tiny
 
 PAGE = Path(__file__).parent.parent / "docs" / "load-and-convert.md"
 START, END = "<!-- features: written by tests/feature_table.py, checked by make test -->\n", "<!-- /features -->"
@@ -71,11 +74,20 @@ def _allows(table: Table, field: str, values: set[object]) -> bool:
     """Return whether the format has one of the values by default, by its tensors or by its config.json."""
     if field in ("final_norm",) and any(("final_norm", "pooled") in row.only_if for row in table.rows):
         return True
-    spelled = {} if table.json is None else table.json.values.get(field, {})
-    said = set(spelled.values()) if all(not isinstance(value, list) for value in spelled.values()) else set()
     absent = {facts[field] for facts in table.meaning.without.values() if field in facts}
-    means = {table.meaning.config[field]} if field in table.meaning.config else set() if spelled else values
+    said = {value for value in values if _says(table, field, value)}
+    means = {table.meaning.config[field]} if field in table.meaning.config else set() if said else values
     return bool(values & (means | said | absent))
+
+
+def _says(table: Table, field: str, value: Any) -> bool:
+    """Return whether the format's config.json says that a field has a value."""
+    if table.json is None or table.json.write is None:
+        return False
+    try:
+        return bool(table.json.read(table.json.write(tiny(**{field: value}))).get(field) == value)
+    except (CheckpointError, ValueError):  # not in this config.json, or not in a tiny model
+        return False
 
 
 def main() -> None:

@@ -135,7 +135,7 @@ def test_pictures_of_other_formats_are_read_as_pillow_reads_them(
     path = tmp_path / "train" / "cat" / name
     path.write_bytes(picture(kind, **options))
     data = sources.open_data(tmp_path, train_split="train")
-    assert data.train and not data.train.bad and f"cat/{name}" in files(data.train)
+    assert data.train and f"cat/{name}" in files(data.train)
     read = {files(data.train)[int(each["index"])]: each["image"].numpy() for each in data.train.iterate_once()}
     found = decode(read[f"cat/{name}"])
     with Image.open(path) as image:
@@ -199,7 +199,7 @@ def test_pipes_devices_and_sockets_are_never_opened(tmp_path: Path, monkeypatch:
         server.bind("socket.png")
     with pytest.warns(UserWarning, match=r"in .* that are not read: 5 .*cat/broken.jpg \(no file\)"):
         data = sources.open_data(tmp_path, train_split="train")
-    assert data.train and files(data.train) == ["cat/0.png", "cat/1.png"] and not data.train.bad
+    assert data.train and files(data.train) == ["cat/0.png", "cat/1.png"]
 
 
 def test_file_names_that_are_no_utf8_are_read_and_written_escaped(tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_file_names_that_are_no_utf8_are_read_and_written_escaped(tmp_path: Path
         (folder / "cat" / os.fsdecode(name)).write_bytes(content)
     data = sources.open_data(tmp_path, train_split="train")
     assert data.train
-    with pytest.warns(UserWarning, match=r"bad\\udcff.png. Left out: 1 of 3."):
-        assert data.train.bad == (f"{folder}/cat/bad\\udcff.png",)
     assert [bytes(each["image"].numpy()) for each in data.train.iterate_once()] == [picture()] * 2
+    with pytest.warns(UserWarning, match=r"cat/bad\\udcff.png cannot be decoded. Left out: 1 of 3."):
+        data.train.warn_skipped()
 
 
 def test_a_class_name_that_is_no_utf8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,10 @@ def test_slow_first_calls_are_told_apart() -> None:
         (["tiny.npz", "--rounds", "0"], "--rounds must be an integer >= 1. Received: 0"),
         (["tiny.npz", "--batch", "-1"], "--batch must be an integer >= 1. Received: -1"),
         (["pixels.tflite", "--batch", "3"], "takes 2 images per call. Received: --batch 3"),
-        (["tiny.tflite", "--image-size", "48"], "--weights, --image-size and --patch-size are for models"),
+        (
+            ["tiny.tflite", "--image-size", "48"],
+            "--weights, --accept-licence, --image-size and --patch-size are for models",
+        ),
         (["saved", "--threads", "2"], "as many threads as TensorFlow chooses"),
         (["nothing.tflite"], "There is no exported file nothing.tflite"),
         (["ViT-B/61"], "nearest"),

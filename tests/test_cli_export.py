@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 
 from command_line import fails, run
 from keras_vit import digits, export
+from keras_vit._util.checks import option_names
 from keras_vit._util.text import byte_size
+from keras_vit.cli import _app
+from keras_vit.export.litert.options import Options
 from litert_graph import read_labels
 
 
@@ -72,6 +77,17 @@ def test_everything_that_a_file_can_be_is_an_option(tmp_path: Path, pictures: Pa
     assert outputs["probabilities"].sum(axis=1) == pytest.approx(1, abs=1e-5)
     assert outputs["attention"].shape[0] == 2
     assert json.loads(run("verify", path, "digits", "--image-size", "48", "--json"))["agreement"] == 1.0
+
+
+def test_function_and_command_have_the_options_of_the_dataclass() -> None:
+    names, options = option_names(Options), Options()
+    parameters = inspect.signature(export.tflite).parameters
+    assert set(parameters) == {*names, "model", "path", "calibration", "verify", "progress"}
+    assert {name: parameters[name].default for name in names} == {name: getattr(options, name) for name in names}
+    command: Any = typer.main.get_command(_app.app)
+    described = {each.name: each for each in command.commands["export"].params}
+    assert set(names) <= set(described)
+    assert {name: described[name].default for name in names} == {name: getattr(options, name) for name in names}
 
 
 def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> None:

@@ -18,6 +18,7 @@ from keras_vit.cli import main
 from tiny_models import tiny
 
 QUICK = ["--steps", "2", "--set", "xla=false", "--set", "batch_size=8", "--set", "accumulation=1"]
+ALL_READ = ["--steps", "5"]  # of 8 images: each of the pictures below is read
 
 MODEL_AND_DATA = ("--model", "digits", "--data", "digits")
 
@@ -48,9 +49,20 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pictures_in_folders_train_a_classifier_of_them(tmp_path: Path, checkpoint: Path, pictures: Path) -> None:
     out = tmp_path / "run"
     printed = run(
-        "train", "finetune", "--model", checkpoint, "--data", pictures, "--out", out, "--image-size", 16, *QUICK
+        "train",
+        "finetune",
+        "--model",
+        checkpoint,
+        "--data",
+        pictures,
+        "--out",
+        out,
+        "--image-size",
+        16,
+        *QUICK,
+        *ALL_READ,
     )
-    assert f"{out}/model.keras after 2 steps: accuracy" in printed
+    assert f"{out}/model.keras after 5 steps: accuracy" in printed
     assert "because they cannot be read: 1" in printed
     ranking = run("evaluate", out / "model.keras", "--data", pictures, "--json")
     assert json.loads(ranking)["count"] > 0
@@ -60,8 +72,8 @@ def test_pictures_in_folders_train_a_classifier_of_them(tmp_path: Path, checkpoi
 def test_a_picture_that_cannot_be_read_may_end_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path, pictures: Path
 ) -> None:
-    arguments = ["--model", checkpoint, "--data", pictures, "--out", tmp_path, "--image-size", 16, *QUICK]
-    message = fails(monkeypatch, "train", "finetune", *arguments, "--on-bad-image", "fail")
+    arguments = ["--model", checkpoint, "--data", pictures, "--out", tmp_path, "--image-size", 16]
+    message = fails(monkeypatch, "train", "finetune", *arguments, *QUICK, *ALL_READ, "--on-bad-image", "fail")
     assert message.startswith("keras-vit: ")
     assert "dogs/5.jpg" in message
 
@@ -99,7 +111,7 @@ def test_few_shot(checkpoint: Path) -> None:
         (["train", "finetune", *MODEL_AND_DATA, "--set", "steps"], "--set must be FIELD=VALUE"),
         (["train", "finetune", *MODEL_AND_DATA, "--strategy", "tpus"], "strategy must be one of"),
         (["train", "finetune", "--model", "digits", "--data", "oxford_iiit_pet"], "oxford_iiit_pet"),
-        (["train", "augreg", *MODEL_AND_DATA, "--variant", "lite1"], "light1"),
+        (["train", "augreg-lite1", *MODEL_AND_DATA], "augreg-light1"),
         (["train", "finetune", "--model", "missing.npz", "--data", "digits"], "missing.npz"),
         (["evaluate", "digits", "--data", "nowhere/at/all"], "nowhere/at/all"),
         (["plan", "ViT-Q/16", "--batch", "8"], "ViT-Q/16"),

@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from family_table import formats_of
 from keras_vit import Preprocessing, ViTConfig, converters, visualize
-from keras_vit.converters.config_json import to_fields
-from keras_vit.converters.expressible import formats_of
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.export.server import model_function
@@ -153,7 +152,7 @@ def preprocessing_of(name: str) -> Preprocessing:
     values = {"pretrained_cfg": CASES[name]["config"]}
     if source.startswith("huggingface"):
         values = {"preprocessor": json.loads((FOLDER / name / "preprocessor_config.json").read_text())}
-    fields = {} if table.json is None else to_fields(values, table.json).get("preprocessing", {})
+    fields = {} if table.json is None else table.json.read(values).get("preprocessing", {})
     return dataclasses.replace(table.meaning.defaults.get("preprocessing", Preprocessing()), **fields)
 
 
@@ -215,10 +214,10 @@ def test_a_processors_sizes_are_those_of_its_class(format: str, values: Any, wan
     table = load_table(format)
     if isinstance(want, str):
         with pytest.raises(CheckpointError, match=want):
-            to_fields({"preprocessor": values}, table.json)
+            table.json.read({"preprocessor": values})
         return
     found = dataclasses.replace(
-        table.meaning.defaults["preprocessing"], **to_fields({"preprocessor": values}, table.json)["preprocessing"]
+        table.meaning.defaults["preprocessing"], **table.json.read({"preprocessor": values})["preprocessing"]
     )
     assert {name: getattr(found, name) for name in want} == want
 
@@ -229,7 +228,7 @@ def test_a_processors_sizes_are_those_of_its_class(format: str, values: Any, wan
 def test_values_that_transformers_leaves_out_of_a_nested_config_are_its_defaults() -> None:
     for format, kind in (("huggingface_siglip", "siglip"), ("huggingface_clip", "clip")):
         values = {"vision_config": {"model_type": f"{kind}_vision_model"}}  # google/siglip-base-patch16-224 has no more
-        assert to_fields(values, load_table(format).json) == {"num_heads": 12}
+        assert load_table(format).json.read(values) == {"num_heads": 12}
 
 
 def test_tensors_that_change_nothing_are_not_needed(tmp_path: Path) -> None:

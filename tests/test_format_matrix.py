@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ import reference_cases as reference
 from format_cases import load
 from keras_vit import converters
 from keras_vit.converters.containers import open_container
+from keras_vit.converters.saving import plan_file
 from keras_vit.converters.table import load_table
+from keras_vit.errors import CheckpointError
+from keras_vit.model.config import ResNetConfig, ViTConfig
+from keras_vit.model.symbolic import variable_shapes
 from marks import full_except
 from model_weights import assert_same_bits, values
-from tiny_models import VARIANTS, built, prepared
+from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared, tiny
 
 FORMATS = ("big_vision", "google", "huggingface", "timm")
 # "yes": unchanged; "told": with a warning that other readers' last digits differ; else a part of the error.
@@ -201,6 +206,64 @@ def test_a_format_that_is_only_read_says_which_are_written(tmp_path: Path) -> No
         with pytest.raises(converters.CheckpointError, match=f"{format} format is only read.*google"):
             converters.save(built(), tmp_path / "file", format=format)
     assert not list(tmp_path.iterdir())
+
+
+# ---- what no format knows
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextConfig(ViTConfig):
+    """A config with a field that no format knows."""
+
+    post_norm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextResNet(ResNetConfig):
+    """A ResNet with a field that no format knows."""
+
+    activation: str = "relu"
+
+
+DINO = {"layer_scale": 1.0, "mlp_dim": 128, "position_prefix": False, "num_classes": 0}
+HELD: dict[str, dict[str, Any]] = {  # by each format
+    **dict.fromkeys(("google", "huggingface", "timm"), {}),
+    "big_vision": {"position_prefix": False},
+    "huggingface_clip": {"pre_norm": True, "patch_bias": False, "num_classes": 0},
+    "huggingface_siglip": {"classifier": "gap"},
+    "huggingface_deit": {"distilled": True},
+    "huggingface_dinov2": {**DINO, "position_prefix": True},
+    "huggingface_dinov2_registers": {**DINO, "num_registers": 2},
+    **dict.fromkeys(("huggingface_dinov3", "timm_eva"), {**DINO, **FAMILIES["rotary"], "activation": "gelu_erf"}),
+    **dict.fromkeys(("mixer", "timm_mixer"), OTHERS["mixer"]),
+    **dict.fromkeys(("bit", "timm_bit"), OTHERS["BiT"]),
+    "big_vision_bit": {**OTHERS["BiT"], "resnet": {**OTHERS["BiT"]["resnet"], "version": 1}},
+}
+
+
+def planned(config: ViTConfig, format: str) -> Any:
+    """Plan the file of a model that is not built."""
+    plain = ViTConfig(**{name: getattr(config, name) for name in ViTConfig.__dataclass_fields__})
+    shapes = {path: shape for path, shape in variable_shapes(plain).items() if "seed_generator" not in path}
+    return plan_file(config, shapes, load_table(format))
+
+
+@pytest.mark.parametrize("format", [name for name in converters.formats() if load_table(name).writable])
+def test_a_field_that_no_format_knows_is_refused_by_name_and_value(format: str) -> None:
+    fields = tiny(**HELD[format]).to_dict()
+    assert planned(NextConfig(**fields), format).sources == planned(tiny(**HELD[format]), format).sources
+    with pytest.raises(CheckpointError, match=f"{format} format cannot express post_norm=True"):
+        planned(NextConfig(**fields, post_norm=True), format)
+
+
+@pytest.mark.parametrize("format", ["google", "timm", "bit", "timm_bit", "big_vision_bit"])
+def test_a_field_of_a_resnet_that_no_format_knows_is_refused(format: str) -> None:
+    config = tiny(**(HELD[format] or VARIANTS["hybrid"]))
+    assert config.resnet
+    known = {name: getattr(config.resnet, name) for name in ResNetConfig.__dataclass_fields__}
+    assert planned(config, format)
+    with pytest.raises(CheckpointError, match=f"{format} format cannot express resnet=.*'activation': 'silu'"):
+        planned(config.replace(resnet=NextResNet(**known, activation="silu")), format)
 
 
 # ---- other readers

@@ -327,7 +327,7 @@ def test_what_a_resnet_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
         tiny(**BIT | {"hidden_size": 64}, resnet=RESNET)
     with pytest.raises(ValueError, match="num_layers=0, a ResNet without a Transformer, needs"):
         tiny(num_layers=0)
-    with pytest.raises(ValueError, match=r"version is 1 or 2.*Received: version=3"):
+    with pytest.raises(ValueError, match=r"version must be one of \[1, 2\]. Received: 3"):
         ResNetConfig(version=3)
 
 

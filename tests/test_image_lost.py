@@ -1,16 +1,22 @@
-"""An image that is cut or deleted while a run reads it is named by the error, and the run can continue."""
+"""An image that is lost while a run reads it is named, and the run can continue; a damaged one is left out."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import image_kinds
 from keras_vit import train
 from keras_vit.train.data import sources
+from keras_vit.train.loop.probe import Probe
+from keras_vit.train.loop.training import Stop
 from tiny_models import built, tiny
 
 RECIPE: dict[str, Any] = {"steps": 4, "batch_size": 4, "image_size": 16, "xla": False, "warmup_fraction": 0.0}
@@ -36,11 +42,9 @@ def test_an_image_lost_while_training_is_named_and_the_run_goes_on(harm: Any, tm
     folder, recipe = fill(tmp_path / "photos"), train.recipe("digits", **RECIPE, checkpoint_steps=1, log_steps=1)
     lost = folder / "train" / "class1" / "4.jpg"
     data = sources.open_data(folder)
-    assert data.train is not None and not data.train.bad  # all files are checked now, as at the start of a run
+    assert all(map(data.training_split().is_readable, range(6)))  # all files are checked now, as in a first epoch
     harm(lost)
-    with pytest.raises(
-        ValueError, match=r"class1/4\.jpg.*cannot be decoded any more. Restore the file, or put"
-    ) as error:
+    with pytest.raises(ValueError, match=r"class1/4\.jpg.*cannot be read any more. Restore the file, or put") as error:
         train.run(recipe, model=tiny(), data=data, out=tmp_path / "run", progress=False)
     assert "function_node" not in str(error.value)
     lost.write_bytes(b"")  # as the message says
@@ -52,7 +56,87 @@ def test_an_image_lost_while_training_is_named_and_the_run_goes_on(harm: Any, tm
 
 def test_an_image_lost_while_evaluating_is_named(tmp_path: Path) -> None:
     data = sources.open_data(fill(tmp_path))
-    assert data.evaluation is not None and not data.evaluation.bad
     (tmp_path / "val" / "class0" / "0.jpg").unlink()
-    with pytest.raises(ValueError, match=r"class0/0\.jpg.*cannot be decoded any more"):
+    with pytest.raises(ValueError, match=r"class0/0\.jpg.*cannot be read any more"):
         train.evaluate(built(num_classes=3), data)
+
+
+def cut_one(folder: Path, kept: Path) -> tuple[Path, Path]:
+    """Cut one image of each part of a folder; write the same folder without these images, too."""
+    for each in (fill(folder), fill(kept)):
+        for name in ("train/class1/4.jpg", "val/class0/0.jpg"):
+            cut(each / name) if each == folder else (each / name).unlink()
+    return folder, kept
+
+
+def test_every_measure_leaves_a_damaged_image_out(tmp_path: Path) -> None:
+    damaged, kept = cut_one(tmp_path / "damaged", tmp_path / "kept")
+    model = built(num_classes=3)
+    with pytest.warns(UserWarning, match=r"val/class0/0.jpg cannot be decoded. Left out: 1 of 6."):
+        found = train.evaluate(model, damaged, batch_size=2)
+    expected = train.evaluate(model, kept, batch_size=2)
+    assert (found.metrics, found.count, found.skipped, expected.skipped) == (expected.metrics, 5, 1, 0)
+    with pytest.warns(UserWarning, match="Left out: 1 of 6"):
+        examined = train.examine(model, damaged, batch_size=4)
+    assert [Path(name).name for name in examined.images] == ["3.jpg", "1.jpg", "4.jpg", "2.jpg", "5.jpg"]
+    np.testing.assert_array_equal(examined.labels, train.examine(model, kept).labels)
+    with pytest.warns(UserWarning, match="Left out"):
+        shots = train.few_shot(model, damaged, shots=(2,))
+    with pytest.warns(UserWarning, match="classes have fewer than 2 images"):
+        assert shots == train.few_shot(model, kept, shots=(2,))
+
+
+@pytest.mark.filterwarnings("ignore:Images of .* Left out")
+@pytest.mark.parametrize("done", [None, 5, 6])
+def test_rows_and_labels_of_a_probe_stay_aligned(done: int | None, tmp_path: Path) -> None:
+    damaged, kept = cut_one(tmp_path / "damaged", tmp_path / "kept")
+    heads = []
+    for folder in (damaged, kept):
+        recipe = train.recipe("linear-probe", batch_size=4, checkpoint_minutes=None)
+        devices, model = tf.distribute.get_strategy(), built(num_classes=3)
+        probe = Probe(recipe, model, sources.open_data(folder), devices, lambda line: None)
+        if done is not None and folder == damaged:  # as a run that continues after its first batch or split
+            whole = Probe(recipe, model, sources.open_data(folder), devices, lambda line: None)
+            whole.compute(None, Stop(), show=False)
+            probe.variables["features"].assign(whole.variables["features"])
+            probe.variables["done"].assign(done)
+        found = probe.run(None, None, Stop(), say=lambda line: None, show=False)
+        heads.append((found["metrics"], *probe.model.get_layer("head").get_weights()))
+    for one, other in zip(*heads, strict=True):
+        np.testing.assert_equal(one, other)
+
+
+def test_a_folder_of_damage_is_an_error_of_every_measure(tmp_path: Path) -> None:
+    folder = fill(tmp_path)
+    for path in folder.glob("*/*/*.jpg"):
+        cut(path)
+    with pytest.raises(ValueError, match="None of the 6 images"):
+        train.evaluate(built(num_classes=3), folder)
+    with pytest.raises(ValueError, match="None of the 6 images"):
+        train.examine(built(num_classes=3), folder)
+    with pytest.raises(ValueError, match="an image of every class"):
+        train.few_shot(built(num_classes=3), folder)
+    recipe = train.recipe("digits", **RECIPE)
+    with pytest.raises(ValueError, match="None of the 6 images"):
+        train.run(recipe, model=tiny(), data=folder, progress=False)
+
+
+@pytest.mark.full
+def test_a_process_ends_after_an_error_that_nobody_catches(tmp_path: Path) -> None:
+    code = (
+        "from keras_vit.train.data import sources\nfrom keras_vit.train.data.order import Order\n"
+        "def fail():\n"
+        f"    split = sources.open_data({str(fill(tmp_path))!r}).training_split()\n"
+        "    stream = iter(split.examples(Order(batch=4)))\n"
+        "    raise ValueError(next(stream)['position'])\n"
+        "fail()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "ValueError: tf.Tensor(0" in done.stderr
+
+
+@pytest.mark.parametrize("measure", [train.evaluate, train.examine, train.few_shot])
+def test_a_damaged_image_is_fatal_for_every_measure_if_asked(measure: Any, tmp_path: Path) -> None:
+    damaged, _ = cut_one(tmp_path / "damaged", tmp_path / "kept")
+    with pytest.raises(ValueError, match=r"[40].jpg cannot be decoded. Remove the file, or skip it"):
+        measure(built(num_classes=3), damaged, on_bad_image="fail")

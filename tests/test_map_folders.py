@@ -85,15 +85,17 @@ def test_maps_that_do_not_fit_are_left_out_and_other_classes_refused(tmp_path: P
     masks = folder / "train/masks"
     Image.fromarray(np.zeros((48, 40), np.uint8)).save(masks / "00.png")  # a quarter turn
     Image.fromarray(np.zeros((48, 36, 3), np.uint8)).save(masks / "01.png")
+    split = open_data(folder).training_split()
+    assert len(list(split.iterate_once())) == 2
     with pytest.warns(UserWarning, match="Left out: 2 of 4") as caught:
-        assert open_data(folder).training_split().num_valid == 2
+        split.warn_skipped()
     assert "00.png must have the size of its image, 40 x 48. Received: 48 x 40" in str(caught[-1].message)
     assert "01.png must be a PNG with one channel" in str(caught[-1].message)
-    with pytest.raises(ValueError, match="Remove them"):
-        _ = open_data(folder, on_bad_image="fail").training_split().num_valid
+    with pytest.raises(ValueError, match="Remove the file"):
+        open_data(folder, on_bad_image="fail").training_split().is_readable(0)
     Image.fromarray(np.full(map_folders.SIZES[2], 7, np.uint8)).save(masks / "02.png")
     with pytest.raises(ValueError, match=r"02.png must have the numbers 0 to 1 of classes.*Received: 7"):
-        _ = open_data(folder).training_split().num_valid
+        open_data(folder).training_split().is_readable(2)
 
 
 def test_classes_without_names_are_counted(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from keras_vit import ViTConfig
-from keras_vit.train._recipe_file import Recipe, recipe
+from keras_vit.train._recipe import Recipe, recipe
 from keras_vit.train.measure import memory
 from keras_vit.train.measure.memory import check_memory, device_memory, fewest_micro_batches, free_memory, plan_step
 

@@ -20,7 +20,6 @@ import peer_cases as cases
 import test_families as families
 import torch_peers as peers
 from keras_vit import converters
-from keras_vit.converters.config_json import to_fields
 from keras_vit.converters.containers import Header
 from keras_vit.converters.table import fields_of_rows, load_table
 from keras_vit.errors import CheckpointError
@@ -155,7 +154,7 @@ def check_name(name: str) -> None:
     if not tables or match.unknown or "encoder_norm/gamma" not in match.sources:
         return  # another kind of model, told by its tensors
     try:
-        said = to_fields({"architecture": name}, table.json)
+        said = table.json.read({"architecture": name})
     except CheckpointError:
         assert name in cases.NOT_READ or name.startswith(cases.NOT_READ_KINDS)
         return

@@ -10,7 +10,7 @@ import pytest
 
 from keras_vit import ViTConfig
 from keras_vit._util import data_files
-from keras_vit.train._recipe_file import Recipe, recipe, recipes
+from keras_vit.train._recipe import Recipe, recipe, recipes
 
 SMALL = {"name": "mine", "steps": 10, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.1}
 TABLE = 'source = "here"\nsteps = 10\nbatch_size = 8\noptimizer = "sgd"\nlearning_rate = 0.1\n'
@@ -35,20 +35,20 @@ OFFICIAL = {
     "masked-patch": {"objective": "masked_patch", "steps": 1_000_000, "batch_size": 4096, "learning_rate": 2e-4}
     | {"warmup_steps": 10_000, "schedule": "cosine"},
 }
+# (RandAugment's layers and magnitude, mixup); MIXUP_DEF and RANDAUG_DEF in the official configs
+NONE, LIGHT1, LIGHT2, MEDIUM2 = (0, 0, 0.0), (2, 0, 0.0), (2, 10, 0.2), (2, 15, 0.5)
 LEVELS = {
-    # level: (RandAugment's layers and magnitude, mixup); MIXUP_DEF and RANDAUG_DEF in the official configs
-    "none": (0, 0, 0.0),
-    "light1": (2, 0, 0.0),
-    "light2": (2, 10, 0.2),
-    "medium1": (2, 15, 0.2),
-    "medium2": (2, 15, 0.5),
-    "strong1": (2, 20, 0.5),
-    "strong2": (2, 20, 0.8),
+    "augreg": MEDIUM2,
+    "augreg-light1": LIGHT1,
+    "augreg-light2": LIGHT2,
+    "big-vision-i1k": MEDIUM2,
+    "big-vision-i1k-light1": LIGHT1,
+    "big-vision-i1k-light2": LIGHT2,
+    "big-vision-i21k": LIGHT2,
+    "big-vision-i21k-none": NONE,
+    "big-vision-i21k-light1": LIGHT1,
+    "big-vision-i21k-medium2": MEDIUM2,
 }
-
-
-def level(of: Recipe) -> tuple[float, ...]:
-    return of.randaugment_layers, of.randaugment_magnitude, of.mixup
 
 
 @pytest.fixture
@@ -65,7 +65,8 @@ def written(tmp_path: Path):
 def test_every_recipe_reads_and_says_where_its_numbers_stand(name):
     read = recipe(name)
     assert read.name == name and len(read.source) > 20
-    assert Recipe(**json.loads(json.dumps(read.to_dict()))) == read
+    assert Recipe.from_dict(json.loads(json.dumps(read.to_dict()))) == read
+    assert Recipe(**read.to_dict()) == read
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -79,40 +80,26 @@ def test_official_numbers(name, fields):
     assert {field: getattr(recipe(name), field) for field in fields} == fields
 
 
-@pytest.mark.parametrize(("variant", "expected"), LEVELS.items())
-@pytest.mark.parametrize("name", ["augreg", "big-vision-i1k", "big-vision-i21k"])
-def test_the_levels_of_augreg(name, variant, expected):
-    assert level(recipe(name, variant=variant)) == expected
+@pytest.mark.parametrize(("name", "expected"), LEVELS.items())
+def test_the_levels_of_augreg_are_files(name, expected):
+    read = recipe(name)
+    assert (read.randaugment_layers, read.randaugment_magnitude, read.mixup) == expected
+    base = recipe(name.rpartition("-")[0] if name.endswith(("none", "1", "2")) else name)
+    same = {"randaugment_layers": 0, "randaugment_magnitude": 0, "mixup": 0, "name": "", "source": "", "notes": ()}
+    assert read.replace(**same) == base.replace(**same)
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "variant"),
-    [
-        ("augreg", "ViT-Ti/16", "light1"),
-        ("augreg", "s_16", "medium2"),
-        ("big-vision-i21k", "Ti/16", "none"),
-        ("big-vision-i21k", "ViT-B_32", "light2"),
-        ("big-vision-i21k", "L/16", "medium2"),
-        ("big-vision-s16-i1k", "S/16", None),
-        ("augreg", "ViT-H/14", None),
-        ("augreg", "a model of my own", None),
-    ],
-)
-def test_a_model_gets_the_variant_that_the_file_names_for_it(name, model, variant):
-    chosen = recipe(name).for_model(model)
-    assert chosen.variant == variant
-    assert level(chosen) == (LEVELS[variant] if variant else level(recipe(name)))
+def test_a_run_of_a_version_with_variants_is_read():
+    stored = {**recipe("augreg").to_dict(), "variant": "medium2"}
+    assert Recipe.from_dict(stored) == recipe("augreg")
 
 
-def test_a_chosen_variant_stays_whatever_the_model():
-    assert recipe("augreg", variant="none").for_model("ViT-B/16").variant == "none"
-    assert level(recipe("augreg").for_model("B/16").replace(variant="strong2")) == LEVELS["strong2"]
-
-
-def test_what_was_changed_comes_before_the_variant():
-    changed = recipe("augreg", mixup=0.1, steps=7).for_model("S/16")
-    assert (changed.variant, changed.mixup, changed.randaugment_magnitude) == ("medium2", 0.1, 15)
-    assert (changed.steps, changed.epochs) == (7, None)
+def test_what_the_user_chose_is_known():
+    read = recipe("finetune", steps=500)
+    assert read.is_stated("steps") and not read.is_stated("batch_size")
+    again = read.replace(batch_size=64)
+    assert again.is_stated("steps") and again.is_stated("batch_size") and not again.is_stated("image_size")
+    assert Recipe(**SMALL).replace(seed=1).is_stated("steps")  # made by hand: all of it is
 
 
 def test_steps_take_the_place_of_epochs_and_the_other_way_round():
@@ -260,8 +247,8 @@ def test_all_problems_are_named_at_once():
         ("finetun", {}, ValueError, "no recipe 'finetun'.*the nearest is 'finetune'"),
         ("zzz", {}, ValueError, "no recipe 'zzz'.*known are .*'augreg'"),
         ("finetune", {"learning_rte": 1}, ValueError, "no field 'learning_rte'; the nearest is 'learning_rate'"),
-        ("augreg", {"variant": "light"}, ValueError, "no variant 'light'; the nearest is 'light"),
-        ("finetune", {"variant": "light1"}, ValueError, "no variant 'light1'"),
+        ("augreg-light", {}, ValueError, "no recipe 'augreg-light'.*the nearest is 'augreg-light"),
+        ("augreg", {"variant": "light1"}, ValueError, "no field 'variant'"),
         ("nowhere/finetune.toml", {}, FileNotFoundError, "no recipe file nowhere.*'finetune'"),
     ],
 )
@@ -283,10 +270,9 @@ def test_the_path_of_a_recipe_of_the_zoo():
 
 
 def test_a_file_extends_a_recipe_of_the_zoo(written):
-    read = recipe(written('extends = "augreg"\nsource = "mine"\nsteps = 5\n[variants.light1]\nflip = false\n'))
+    read = recipe(written('extends = "augreg-light1"\nsource = "mine"\nsteps = 5\n'))
     assert (read.steps, read.epochs, read.batch_size, read.config["dropout_rate"]) == (5, None, 4096, 0.0)
-    assert read.replace(variant="strong2").mixup == 0.8
-    assert not read.replace(variant="light1").flip
+    assert (read.mixup, read.notes) == (0.0, ())  # notes are about one file
 
 
 def test_a_file_that_extends_a_recipe_may_leave_out_its_source(written):
@@ -298,19 +284,13 @@ def test_a_file_that_extends_a_recipe_may_leave_out_its_source(written):
     ("text", "said"),
     [
         (TABLE.replace("batch_size", "batch_sise"), "mine.toml has no key 'batch_sise'; the nearest is 'batch_size'"),
-        (TABLE.replace("batch_size = 8\n", ""), "mine.toml lacks the key 'batch_size'"),
-        (TABLE.replace('source = "here"\n', ""), "lacks the key 'source'"),
+        (TABLE.replace("batch_size = 8\n", ""), r"mine.toml is not a valid recipe: it lacks the keys \['batch_size'\]"),
+        (TABLE.replace('source = "here"\n', ""), r"lacks the keys \['source'\]"),
         (TABLE + "accumulation = 3", "accumulation must divide batch_size=8"),
         (TABLE + 'name = "other"', "no key 'name'"),
-        (TABLE + 'flip = "no"', "mine.toml: Recipe 'mine': flip must be true or false. Received: 'no'"),
+        (TABLE + 'flip = "no"', "not a valid recipe: Recipe 'mine': flip must be true or false. Received: 'no'"),
         (TABLE + 'steps = "none"', "not valid TOML"),
-        (TABLE + "[variants.a]\nmixp = 1", "mine.toml.variants.a has no key 'mixp'; the nearest is 'mixup'"),
-        (TABLE + "[variants]\na = 1", "mine.toml.variants.a must be a table"),
-        (TABLE + "[variants.a]\nmomentum = 2.0", r"mine.toml.variants.a: .*momentum must be in \[0, 1\)"),
         (TABLE + "[config]\nmlp_dims = 3", "ViTConfig has no field"),
-        (TABLE + '[variants.a]\nflip = true\n[variant_of]\n"B/16" = "a"', "variant_of must write 'ViT-B/16'"),
-        (TABLE + '[variants.a]\nflip = true\n[variant_of]\n"ViT-B/16" = "b"', "names no variant: 'b'"),
-        (TABLE + '[variants.a]\nflip = true\n[variant_of]\n"B16x" = "a"', "No architecture has this name"),
         ('extends = "finetun"\nsource = "mine"', "extends names no recipe of the zoo: 'finetun'"),
         ("steps = ", "not valid TOML"),
     ],
@@ -322,7 +302,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(written, text, said):
 
 def test_a_recipe_imports_neither_tensorflow_nor_keras():
     code = (
-        "import sys; from keras_vit.train._recipe_file import recipe; recipe('finetune'); "
+        "import sys; from keras_vit.train._recipe import recipe; recipe('finetune'); "
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import time
 from pathlib import Path
@@ -33,15 +32,6 @@ def assert_same_end(folder: Path, undisturbed: Path) -> None:
         np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
     steps = [json.loads(line)["step"] for line in killed_runs.logged(folder)]
     assert steps == [json.loads(line)["step"] for line in killed_runs.logged(undisturbed)]
-
-
-def test_killed_at_random_moments_it_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:
-    # One folder, three kills: each start continues from the previous one's checkpoint.
-    folder, moments = tmp_path / "run", random.Random(0)
-    for lines in (8, 20, 35):
-        killed_runs.killed(folder, lines, moments.uniform(0, 0.3))
-    killed_runs.finished(folder)
-    assert_same_end(folder, undisturbed)
 
 
 def test_stopped_killed_and_damaged_it_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:

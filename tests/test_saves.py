@@ -1,15 +1,10 @@
-"""Training checkpoints: whatever happens to the files or the process, the restored state is complete."""
+"""Training checkpoints: the newest whole one is restored, a full disk harms none, and one process has the folder."""
 
 import contextlib
-import json
 import os
-import random
 import re
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,14 +15,11 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.errors import CheckpointError
-from keras_vit.train.loop import storage
-from keras_vit.train.loop.checkpoints import MANIFEST, Checkpoints, DamagedError, verified
-from keras_vit.train.loop.locks import exclusive
-from marks import full_except
+from keras_vit.train.loop.checkpoints import MANIFEST, Checkpoints, exclusive
 
 FACTS: dict[str, dict[str, Any]] = {
     "recipe": {"learning_rate": 0.03, "keep": 3, "config": {"dropout_rate": 0.1}},
-    "model": {"size": (24, 24), "notes": "?" * 300},
+    "model": {"size": (24, 24), "notes": "?" * 900},
 }
 INDEX, DATA = "variables.index", "variables.data-00000-of-00001"
 
@@ -127,14 +119,8 @@ def test_the_step_just_saved_is_not_written_again(run: Path) -> None:
     saves.restore()
     before = at(run, 30, DATA).stat()
     fill(held, 99)
-    assert saves.save(30) == str(at(run, 30)).rstrip("/")
+    saves.save(30)
     assert at(run, 30, DATA).stat() == before
-
-
-def test_checkpoints_that_nobody_asked_for_are_not_written_over(run: Path) -> None:
-    saves, _ = opened(run)
-    with pytest.raises(ValueError, match=r"holds checkpoints: call restore\(\) first"):
-        saves.save(40)
 
 
 def flip(path: Path, place: float) -> None:
@@ -147,97 +133,26 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def lengthen(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def swap(one: Path, other: Path) -> None:
-    aside = one.with_name("aside")
-    one.rename(aside)
-    other.rename(one)
-    aside.rename(other)
-
-
-def move_up(run: Path, *, files: tuple[str, ...]) -> None:
-    """Replace step 30's files by step 20's."""
-    for file in files:
-        shutil.copy(at(run, 20, file), at(run, 30, file))
-
-
 # Damage to the folder, the step that is restored, and the warning about each newer one.
 DAMAGES: dict[str, tuple[Callable[[Path], object], int, list[str]]] = {
-    "data truncated": (lambda run: truncate(at(run, 30, DATA)), 20, ["DATA has .* bytes, .* were saved"]),
-    "data empty": (lambda run: at(run, 30, DATA).write_bytes(b""), 20, ["DATA has 0 bytes"]),
-    "data longer": (lambda run: lengthen(at(run, 30, DATA)), 20, ["DATA has .* bytes"]),
-    "data missing": (lambda run: at(run, 30, DATA).unlink(), 20, [r"DATA cannot be read \(NotFound\)"]),
-    "data flipped at 0": (lambda run: flip(at(run, 30, DATA), 0), 20, ["DATA is not what was saved"]),
-    "data flipped at 1/2": (lambda run: flip(at(run, 30, DATA), 0.5), 20, ["DATA is not what was saved"]),
-    "data flipped at the end": (lambda run: flip(at(run, 30, DATA), 1), 20, ["DATA is not what was saved"]),
-    "data zeroed": (
-        lambda run: at(run, 30, DATA).write_bytes(bytes(at(run, 30, DATA).stat().st_size)),
-        20,
-        ["DATA is not what was saved"],
-    ),
-    "data of two steps swapped": (
-        lambda run: swap(at(run, 30, DATA), at(run, 20, DATA)),
-        10,
-        ["DATA is not what was saved"] * 2,
-    ),
-    "index truncated": (lambda run: truncate(at(run, 30, INDEX)), 20, ["INDEX has .* bytes"]),
-    "index empty": (lambda run: at(run, 30, INDEX).write_bytes(b""), 20, ["INDEX has 0 bytes"]),
-    "index missing": (lambda run: at(run, 30, INDEX).unlink(), 20, [r"INDEX cannot be read \(NotFound\)"]),
-    "index flipped": (lambda run: flip(at(run, 30, INDEX), 0.5), 20, ["INDEX is not what was saved"]),
-    "index of another step": (lambda run: move_up(run, files=(INDEX,)), 20, ["INDEX is not what was saved"]),
-    "index and data of another step": (
-        lambda run: move_up(run, files=(INDEX, DATA)),
-        20,
-        ["(INDEX|DATA) is not what was saved"],
-    ),
-    "all files of another step": (
-        lambda run: move_up(run, files=(INDEX, DATA, MANIFEST)),
-        20,
-        ["its files are those of step 20"],
-    ),
-    "two steps swapped": (lambda run: swap(at(run, 30), at(run, 20)), 10, ["of step 20", "of step 30"]),
-    "manifest missing": (lambda run: at(run, 30, MANIFEST).unlink(), 20, ["manifest.json cannot be read"]),
-    "manifest empty": (lambda run: at(run, 30, MANIFEST).write_bytes(b""), 20, ["manifest.json is not what"]),
-    "manifest no object": (lambda run: at(run, 30, MANIFEST).write_text("[]"), 20, ["manifest.json is not what"]),
-    "manifest truncated": (lambda run: truncate(at(run, 30, MANIFEST)), 20, ["manifest.json is not what"]),
-    "manifest binary": (lambda run: at(run, 30, MANIFEST).write_bytes(b"\xff"), 20, ["manifest.json is not what"]),
-    "a fact edited": (
-        lambda run: at(run, 30, MANIFEST).write_text(at(run, 30, MANIFEST).read_text().replace(".03", ".04")),
-        20,
-        ["manifest.json is not what was saved"],
-    ),
+    "data truncated": (lambda run: truncate(at(run, 30, DATA)), 20, ["Read less bytes"]),
+    "data missing": (lambda run: at(run, 30, DATA).unlink(), 20, ["No such file"]),
+    "data flipped": (lambda run: flip(at(run, 30, DATA), 0.5), 20, ["Checksum does not match"]),
+    "index truncated": (lambda run: truncate(at(run, 30, INDEX)), 20, ["bad magic number"]),
+    "index flipped": (lambda run: flip(at(run, 30, INDEX), 0.2), 20, ["checksum mismatch"]),
+    "manifest truncated": (lambda run: truncate(at(run, 30, MANIFEST)), 20, ["Unterminated|Expecting"]),
+    "manifest no object": (lambda run: at(run, 30, MANIFEST).write_text("[]"), 20, ["does not have step, facts"]),
     "two damaged": (
         lambda run: (truncate(at(run, 30, DATA)), flip(at(run, 20, INDEX), 0.2)),
         10,
-        ["DATA has", "INDEX is not what was saved"],
-    ),
-    "an empty folder of a later step": (lambda run: at(run, 40).mkdir(), 30, ["manifest.json cannot be read"]),
-    "a file in the place of a folder": (
-        lambda run: (shutil.rmtree(at(run, 30)), (run / "step-00000030").write_text("?")),
-        20,
-        ["manifest.json cannot be read"],
+        ["Read less bytes", "checksum mismatch"],
     ),
     "an older one half deleted": (lambda run: at(run, 10, DATA).unlink(), 30, []),
-    "the newest unfinished": (
-        lambda run: (at(run, 30, DATA).unlink(), (run / "step-00000030.unfinished").touch()),
-        20,
-        [],
-    ),
-    "TensorFlow's state file is garbage": (lambda run: (run / "checkpoint").write_bytes(b"\xff\0{"), 30, []),
-    "TensorFlow's state file points elsewhere": (
-        lambda run: (run / "checkpoint").write_text('model_checkpoint_path: "/nowhere/step-1"\n'),
-        30,
-        [],
-    ),
+    # The manifest is written last: this is what a kill leaves.
+    "the newest unfinished": (lambda run: at(run, 30, MANIFEST).unlink(), 20, []),
+    "a folder of a later step": (lambda run: at(run, 40).mkdir(), 30, []),
     "unrelated files": (
-        lambda run: [
-            (folder / name).write_text("?")
-            for folder in (run, at(run, 30))
-            for name in ("note.txt", "step-1", "step-00000050.zip", "variables.bak")
-        ],
+        lambda run: [(run / name).write_text("?") for name in ("checkpoint", "step-1", "step-00000050.zip")],
         30,
         [],
     ),
@@ -256,18 +171,10 @@ def test_the_newest_whole_checkpoint_is_used_and_each_damaged_one_is_named(run: 
     messages = [str(warning.message) for warning in caught]
     assert len(messages) == len(reasons)
     for step, message, reason in zip(reversed(saves.steps()), messages, reasons, strict=False):
-        pattern = reason.replace("DATA", DATA).replace("INDEX", INDEX)
-        assert re.search(rf"step-{step:08d} is damaged: .*{pattern}.*from step {expected}", message)
+        assert re.search(rf"step-{step:08d} is damaged: .*({reason}).*from step {expected}", message)
 
 
-# The other kinds of damage are found, and named, by the test before.
-@pytest.mark.parametrize(
-    "name",
-    full_except(
-        ["data truncated", "manifest missing", "two damaged", "the newest unfinished"],
-        [name for name, (_, step, _) in DAMAGES.items() if step < 30],
-    ),
-)
+@pytest.mark.parametrize("name", ["data truncated", "two damaged", "the newest unfinished"])
 def test_training_goes_on_from_there_and_replaces_the_damaged_one(run: Path, name: str) -> None:
     DAMAGES[name][0](run)
     saves, held = opened(run, keep=2)
@@ -298,54 +205,13 @@ def test_damaged_ones_do_not_take_the_place_of_whole_ones(run: Path) -> None:
     assert saves.steps() == [15, 35]
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(run: Path) -> None:
-    folder = str(at(run, 30))
-    good = verified(folder, 30)
-    for file in (INDEX, DATA, MANIFEST):
-        path = at(run, 30, file)
-        content = path.read_bytes()
-        for place in range(0, len(content), 3):
-            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
-            try:
-                read = verified(folder, 30)
-            except DamagedError:
-                continue
-            assert file == MANIFEST  # JSON can write these in several ways
-            assert read == good
-        path.write_bytes(content)
-
-
 def test_when_all_are_damaged_nothing_starts(run: Path) -> None:
     for step in (10, 20, 30):
         truncate(at(run, step, DATA))
-    saves, held = opened(run)
+    saves, _ = opened(run)
     with pytest.raises(CheckpointError, match="No checkpoint can be used") as error:
         saves.restore()
-    assert all(f"step-{step:08d} is damaged: {DATA} has" in str(error.value) for step in (10, 20, 30))
-    assert bits(held) == bits(variables())
-    with pytest.raises(ValueError, match="holds checkpoints"):
-        saves.save(1)
-    assert saves.steps() == [10, 20, 30]
-
-
-def test_restoring_writes_nothing(run: Path) -> None:
-    (run / "step-00000020.unfinished").touch()
-    flip(at(run, 30, DATA), 0.5)
-    before = {path: path.stat() for path in [run, *run.rglob("*")]}
-    for path in before:
-        path.chmod(path.stat().st_mode & ~0o222)
-    try:
-        saves, held = opened(run)
-        with pytest.warns(UserWarning, match="step-00000030 is damaged"):
-            assert saves.restore() == 10
-    finally:
-        for path, stat in before.items():
-            path.chmod(stat.st_mode)
-    assert bits(held) == bits_at(10)
-    after = {path: path.stat() for path in [run, *run.rglob("*")]}
-    assert {path: stat.st_mtime_ns for path, stat in after.items()} == {
-        path: stat.st_mtime_ns for path, stat in before.items()
-    }
+    assert all(f"step-{step:08d} is damaged: Read less bytes" in str(error.value) for step in (10, 20, 30))
 
 
 def test_a_run_with_other_facts_is_refused_by_every_name(run: Path) -> None:
@@ -382,6 +248,12 @@ def test_other_variables_are_refused_by_every_name(run: Path) -> None:
     assert held["iterations"].numpy() == 7
 
 
+def test_a_folder_that_tensorflow_would_take_for_a_pattern_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"takes \[ in a path for a pattern.*Received: .*run\[1"):
+        opened(tmp_path / "run[1]")
+    assert not list(tmp_path.iterdir())
+
+
 @contextlib.contextmanager
 def files_up_to(size: int) -> Iterator[None]:
     """Simulate a full disk for this process: files cannot grow beyond `size` bytes."""
@@ -393,10 +265,9 @@ def files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("size", [0, 100, 600, 900])  # too small for: everything, index, data, manifest
+@pytest.mark.parametrize("size", [0, 600, 900])  # too small for: everything, data, manifest
 def test_a_full_disk_harms_no_earlier_checkpoint(run: Path, size: int) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    assert all(path.stat().st_size > size for path in run.rglob("manifest.json"))
     saves, held = opened(run)
     saves.restore()
     with files_up_to(size), pytest.raises(OSError, match="Step 40 cannot be saved in .*/run, where the checkpoints"):
@@ -408,113 +279,12 @@ def test_a_full_disk_harms_no_earlier_checkpoint(run: Path, size: int) -> None:
     assert saves.steps() == [20, 30, 40]
 
 
-class KilledError(BaseException):
-    """Raised where the process would end."""
-
-
-def dying(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
-    """Let all functions that change files raise after `last` changes, as if the process had ended."""
-    done = 0
-
-    def counted(function: Callable[..., Any], halfway: Callable[..., Any] | None) -> Callable[..., Any]:
-        def wrapper(*arguments: Any, **options: Any) -> Any:
-            nonlocal done
-            done += 1
-            if done == last and halfway:
-                halfway(*arguments)
-            if done >= last:
-                raise KilledError
-            return function(*arguments, **options)
-
-        return wrapper
-
-    def half_removed(path: str) -> None:
-        (Path(path) / DATA).unlink(missing_ok=True)
-
-    def half_written(_: object, prefix: str) -> None:
-        Path(f"{prefix}.data-00000-of-00001").write_bytes(b"half")
-
-    for owner, name, halfway in (
-        (storage, "replace", None),
-        (storage, "sync", None),
-        (tf.io.gfile, "makedirs", None),
-        (tf.io.gfile, "remove", None),
-        (tf.io.gfile, "rmtree", half_removed),
-        (tf.train.Checkpoint, "write", half_written),
-    ):
-        monkeypatch.setattr(owner, name, counted(getattr(owner, name), halfway))
-
-
-@pytest.mark.parametrize("damaged", [pytest.param(False, marks=pytest.mark.full), True])
-def test_death_between_any_two_changes_leaves_one_whole_state(run: Path, tmp_path: Path, damaged: bool) -> None:
-    if damaged:  # then step 30 is overwritten
-        truncate(at(run, 30, DATA))
-    ended = []
-    for last in range(1, 100):
-        copy = Path(shutil.copytree(run, tmp_path / str(last)))
-        saves, held = opened(copy, keep=1)
-        with warnings.catch_warnings(action="ignore"):
-            start = saves.restore()
-        assert start is not None
-        fill(held, start + 10)
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            dying(monkeypatch, last)
-            try:
-                saves.save(start + 10)
-                break
-            except KilledError:
-                pass
-        again, held = opened(copy, keep=1)
-        with warnings.catch_warnings(action="ignore" if damaged else "error"):
-            step = again.restore()
-        assert step in (start, start + 10)
-        for listed in set(again.steps()) - ({30} if damaged else set()):
-            verified(str(at(copy, listed)), listed)  # none is partly deleted
-        assert bits(held) == bits_at(step)
-        again.save(step + 20)
-        assert again.steps() == [step + 20]
-        assert not list(copy.glob("*.unfinished"))
-        ended.append(step)
-    assert ended == sorted(ended)  # at first the old state, later the new one
-    assert len(set(ended)) == 2
-
-
-def test_files_are_on_the_disk_before_anything_is_deleted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    fsync, rmtree, remove = os.fsync, tf.io.gfile.rmtree, tf.io.gfile.remove
-
-    def noting_fsync(descriptor: int) -> None:
-        fsync(descriptor)
-        inode = os.fstat(descriptor).st_ino
-        order.extend(f"+{path.relative_to(run)}" for path in [run, *run.rglob("*")] if path.stat().st_ino == inode)
-
-    def noting(function: Callable[[str], None]) -> Callable[[str], None]:
-        def wrapper(path: str) -> None:
-            order.append(f"-{Path(path).relative_to(run)}")
-            function(path)
-
-        return wrapper
-
-    saves, _ = opened(run)
-    saves.restore()
-    monkeypatch.setattr(os, "fsync", noting_fsync)
-    monkeypatch.setattr(tf.io.gfile, "rmtree", noting(rmtree))
-    monkeypatch.setattr(tf.io.gfile, "remove", noting(remove))
-    saves.save(40)
-    new, mark, old = "step-00000040", "step-00000040.unfinished", "step-00000010"
-    valid = order.index(f"-{mark}")
-    assert "+." in order[: order.index(f"+{new}/{DATA}")]  # the mark
-    assert {f"+{new}/{INDEX}", f"+{new}/{DATA}", f"+{new}", "+."} <= set(order[:valid])
-    assert order[valid + 1] == "+."
-    assert valid < order.index(f"-{old}") < order.index(f"-{old}.unfinished")
-
-
 def test_a_bucket_works_as_a_folder() -> None:
-    # TensorFlow's in-memory file system uses the same code as gs://: no fsync, no renaming.
-    saves, _ = saved("ram://bucket/run", 10, 20, 30, 40)
+    # TensorFlow's in-memory file system uses the same code as gs://: no renaming. It has no lock.
+    with exclusive("ram://bucket/run"), exclusive("ram://bucket/run"):
+        saves, _ = saved("ram://bucket/run", 10, 20, 30, 40)
     assert saves.steps() == [20, 30, 40]
-    assert saves.save(40) == "ram://bucket/run/step-00000040"
-    with tf.io.gfile.GFile(f"ram://bucket/run/step-00000040/{DATA}", "wb") as file:
+    with tf.io.gfile.GFile(f"ram://bucket/run/step-00000040/{INDEX}", "wb") as file:
         file.write(b"?")
     saves, held = opened("ram://bucket/run")
     with pytest.warns(UserWarning, match=r"ram://bucket/run/step-00000040 is damaged: .*from step 30"):
@@ -523,86 +293,10 @@ def test_a_bucket_works_as_a_folder() -> None:
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    refused = pytest.raises(BlockingIOError, match=f"Another process trains in this folder: {folder}")
-    with exclusive(folder), refused, exclusive(folder):
+    refused = pytest.raises(BlockingIOError, match=f"Another process trains in this folder: {tmp_path}")
+    with exclusive(str(tmp_path)), refused, exclusive(str(tmp_path)):
         pass
-    with exclusive(folder):
+    (tmp_path / ".lock").unlink(missing_ok=True)
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(OSError, match=r"/\.lock cannot be locked .*remove what is there"), exclusive(str(tmp_path)):
         pass
-
-
-def test_a_killed_process_holds_no_folder(tmp_path: Path) -> None:
-    code = "import filelock, sys; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print(flush=True); input()"
-    command = [sys.executable, "-c", code, str(tmp_path / ".lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout
-        holder.stdout.readline()
-        try:
-            with pytest.raises(BlockingIOError, match="Another process trains"), exclusive(tmp_path):
-                pass
-        finally:
-            holder.kill()
-    with exclusive(tmp_path):
-        pass
-
-
-# ---- kill -9 for real -------------------------------------------------------------------------------------
-
-
-def mirrored(count: int) -> dict[str, tf.Variable]:
-    with tf.distribute.MirroredStrategy([f"/cpu:{n}" for n in range(count)]).scope():
-        return {f"block_{n}/kernel": tf.Variable(tf.fill((100, 500), -1.0)) for n in range(8)}
-
-
-def endless(folder: str) -> None:
-    """Restore, check, and save until the process is killed, on two virtual devices. Run in a new process."""
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    held = mirrored(2)
-    with exclusive(folder):
-        saves = Checkpoints(folder, held, keep=2, facts={})
-        step = saves.restore() or 0
-        assert all((v.numpy() == step).all() for v in held.values()) or not step
-        while True:
-            step += 1
-            for variable in held.values():
-                variable.assign(tf.fill(variable.shape, float(step)))
-            saves.save(step)
-            print("ready", flush=True)  # the first checkpoint exists; later lines are not read
-
-
-def killed_often(folder: str, *milliseconds: str) -> None:
-    """Fork `endless` and kill it repeatedly, so that TensorFlow is imported only once."""
-    for delay in milliseconds:
-        read, write = os.pipe()
-        if not (child := os.fork()):
-            os.dup2(write, 1)
-            endless(folder)
-        os.close(write)
-        with os.fdopen(read) as output:
-            assert output.readline() == "ready\n", "what was restored is not whole"
-            signal.sigtimedwait([], int(delay) / 1000)
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-@pytest.mark.full
-def test_what_is_restored_after_kill_9_is_whole(tmp_path: Path) -> None:
-    chance = random.Random(7)
-    delays = [str(chance.randrange(300)) for _ in range(4)]
-    code = "import sys, test_saves; test_saves.killed_often(*sys.argv[1:])"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path), *delays], env=environment, check=True, timeout=120)
-    held = mirrored(1)  # one replica restores the state of two
-    saves = Checkpoints(tmp_path, held, facts={})
-    with no_warnings():
-        step = saves.restore()
-    assert step
-    assert all((variable.numpy() == step).all() for variable in held.values())
-
-
-def test_the_manifest_can_be_read_by_people(run: Path) -> None:
-    content = json.loads(at(run, 30, MANIFEST).read_text())["content"]
-    assert content["step"] == 30
-    assert content["facts"]["recipe"]["learning_rate"] == 0.03
-    assert content["variables"]["mu/block_0/kernel.bf16"] == ["bfloat16", [5, 3]]

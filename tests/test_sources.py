@@ -19,7 +19,7 @@ from sklearn.datasets import load_sample_images
 
 from keras_vit import digits
 from keras_vit.model.task import Classification
-from keras_vit.train.data import dataset_files, sources, tfds_source
+from keras_vit.train.data import dataset_files, folder_source, sources, tfds_source
 from keras_vit.train.data.order import Order, positions
 from keras_vit.train.data.records import RecordStream
 from keras_vit.train.data.split import RandomAccess, Split, is_decodable
@@ -392,7 +392,7 @@ def test_folders_are_read_through_tensorflows_file_systems() -> None:
         with tf.io.gfile.GFile(f"ram://photos/{part}/{name}/0.jpg", "wb") as file:
             file.write(encoded())
     data = sources.open_data("ram://photos")
-    assert data.train and data.train.count == 2 and not data.train.bad
+    assert data.train and data.train.count == 2
     assert [int(each["label"]) for each in data.train.iterate_once()] == [0, 1]
 
 
@@ -455,67 +455,78 @@ def hundred(tmp_path: Path) -> Path:
 def test_a_damaged_file_is_left_out_and_the_next_stands_in_for_it(hundred: Path) -> None:
     train = sources.open_data(hundred).train
     assert train
-    with pytest.warns(UserWarning, match=r"dog/0000.jpg. Left out: 1 of 100."):
-        assert train.bad == (f"{hundred}/train/dog/0000.jpg",)
     order = {"batch": 10, "seed": 4}
     whole = list(train.examples(Order(**order)).take(100))
     read = [int(each["index"]) for each in whole]
     expected = indices(Order(**order), 100, 100)
     np.testing.assert_array_equal(read, np.where(expected == 50, 51, expected))
     assert all(is_decodable(each["image"]) for each in whole)
+    with pytest.warns(UserWarning, match=r"dog/0000.jpg cannot be decoded. Left out: 1 of 100."):
+        train.warn_skipped()
+    assert train.num_skipped == 1
     again = sources.open_data(hundred).train  # as after a restart
     assert again
-    with pytest.warns(UserWarning, match="Left out"):
-        rest = pairs(again.examples(Order(start=3, **order)), 70)
-    assert rest == pairs(whole)[30:]
+    assert pairs(again.examples(Order(start=3, **order)), 70) == pairs(whole)[30:]
+    parts = [Order(replicas=2, first_replica=number, **order) for number in range(2)]
+    shares = [pairs(sources.open_data(hundred).training_split().examples(part), 50) for part in parts]
+    assert sorted(shares[0] + shares[1]) == pairs(whole)  # as on two workers
 
 
-def test_what_is_held_out_is_counted_without_the_damaged(hundred: Path) -> None:
+def test_each_file_is_checked_once_and_only_those_that_are_read(hundred: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(folder_source, "is_decodable", lambda image: checked.append(image) or is_decodable(image))
+    train = sources.open_data(hundred).training_split()
+    assert train.labels().tolist() == [0] * 50 + [1] * 50 and not checked
+    for _ in range(2):
+        assert len(pairs(train.iterate_once(only=np.arange(48, 52)))) == 3
+        assert len(checked) == 4
+
+
+def test_at_most_ten_files_are_named(hundred: Path) -> None:
+    for number in range(20):
+        (hundred / f"train/cat/{number:04}.jpg").write_bytes(b"")
+    train = sources.open_data(hundred).training_split()
+    assert len(pairs(train.iterate_once())) == 79
+    with pytest.warns(UserWarning, match=r"cat/0009.jpg .* and 11 more. Left out: 21 of 100.") as caught:
+        train.warn_skipped()
+        train.warn_skipped()  # nothing new
+    assert len(caught) == 1 and "cat/0010.jpg" not in str(caught[0].message)
+
+
+def test_what_is_held_out_is_read_without_the_damaged(hundred: Path) -> None:
     evaluation = sources.open_data(hundred).evaluation
-    assert evaluation
-    with pytest.warns(UserWarning, match="1 of 3"):
-        assert (evaluation.count, evaluation.num_valid) == (3, 2)
-    assert [index for _, index in pairs(evaluation.iterate_once())] == [0, 2]
+    assert evaluation and evaluation.count == 3
+    for shards in (1, 2):
+        read = [pairs(evaluation.iterate_once(shard=shard, shards=shards)) for shard in range(shards)]
+        assert sorted(index for part in read for _, index in part) == [0, 2]
+    assert evaluation.num_skipped == 1
 
 
 def test_a_damaged_file_is_fatal_if_asked(hundred: Path) -> None:
     train = sources.open_data(hundred, on_bad_image="fail").train
     assert train
-    with pytest.raises(ValueError, match=r"cannot be decoded: train/dog/0000\.jpg"):
-        train.examples(Order(batch=8))
+    order = Order(batch=8)
+    with (
+        pytest.raises(
+            ValueError, match=r"train/dog/0000\.jpg cannot be decoded. Remove the file, or skip it with on_bad"
+        ),
+        dataset_files.name_bad_image(lambda: train.first_bad(order)),
+    ):
+        list(train.examples(order).take(100))
 
 
 def test_a_folder_of_nothing_but_damage_is_an_error(tmp_path: Path) -> None:
-    fill(tmp_path / "train", cat=1)
-    (tmp_path / "train" / "cat" / "0000.jpg").write_bytes(b"")
-    data = sources.open_data(tmp_path, train_split="train")
-    assert data.train
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match="None of the 1 images"):
-        data.train.examples(Order(batch=1))
-
-
-def test_only_new_changed_and_damaged_files_are_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded = []
-    monkeypatch.setattr(dataset_files, "is_decodable", lambda image: decoded.append(image) or is_decodable(image))
-    fill(tmp_path, cat=20)
-    names = [f"cat/{number:04}.jpg" for number in range(20)]
-    (tmp_path / names[3]).write_bytes(encoded()[:50])
-    runs = []
-    for change in (names[5], None):
-        runs.append((dataset_files.find_damaged(str(tmp_path), names), len(decoded)))
-        decoded.clear()
-        if change:
-            (tmp_path / change).write_bytes(encoded(kind="PNG"))
-    assert runs == [([3], 20), ([3], 2)]
-    assert dataset_files.find_damaged(str(tmp_path), names[:3]) == [] and not decoded
-
-
-def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(tmp_path / "photos", cat=2)
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="KERAS_VIT_CACHE"):
-        assert dataset_files.find_damaged(str(tmp_path / "photos"), ["cat/0000.jpg"]) == []
+    fill(tmp_path / "train", cat=2)
+    for number in range(2):
+        (tmp_path / "train" / "cat" / f"000{number}.jpg").write_bytes(b"")
+    train = sources.open_data(tmp_path, train_split="train").training_split()
+    order = Order(batch=1)
+    with (
+        pytest.raises(ValueError, match=f"None of the 2 images of {tmp_path} can be decoded"),
+        dataset_files.name_bad_image(lambda: train.first_bad(order)),
+    ):
+        list(train.examples(order).take(1))
+    assert not pairs(train.iterate_once())
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

@@ -12,8 +12,7 @@ import pytest
 
 import peer_cases as cases
 from keras_vit import converters
-from keras_vit.converters.config_json import to_fields, to_json
-from keras_vit.converters.table import load_table
+from keras_vit.converters import json_timm
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 from model_weights import assert_same_bits, values
@@ -72,49 +71,38 @@ def test_what_is_written_for_timm_says_the_same_as_timms_own(tmp_path: Path, nam
     ],
 )
 def test_the_name_of_an_entry_point_tells_what_its_tensors_do_not(name: str, said: dict[str, Any]) -> None:
-    assert to_fields({"architecture": name}, load_table("timm").json) == said
+    assert json_timm.read({"architecture": name}) == said
 
 
-# Entry points of timm's vision_transformer.py and deit.py: patch size, embed_dim, depth, num_heads.
+# Entry points of timm's vision_transformer.py and deit.py, and the width of their models.
 ENTRY_POINTS = {
-    "vit_tiny_patch16_224": (16, 192, 12, 3),
-    "vit_tiny_patch16_384": (16, 192, 12, 3),
-    "vit_small_patch32_224": (32, 384, 12, 6),
-    "vit_small_patch16_384": (16, 384, 12, 6),
-    "vit_small_patch8_224": (8, 384, 12, 6),
-    "vit_base_patch32_384": (32, 768, 12, 12),
-    "vit_base_patch16_224": (16, 768, 12, 12),
-    "vit_base_patch16_384": (16, 768, 12, 12),
-    "vit_base_patch8_224": (8, 768, 12, 12),
-    "vit_large_patch32_224": (32, 1024, 24, 16),
-    "vit_large_patch16_384": (16, 1024, 24, 16),
-    "vit_large_patch14_224": (14, 1024, 24, 16),
-    "vit_huge_patch14_224": (14, 1280, 32, 16),
-    "vit_base_patch32_clip_448": (32, 768, 12, 12),
-    "vit_large_patch14_clip_336": (14, 1024, 24, 16),
-    "vit_huge_patch14_clip_224": (14, 1280, 32, 16),
-    "vit_base_patch16_clip_384": (16, 768, 12, 12),
-    "deit_tiny_distilled_patch16_224": (16, 192, 12, 3),
-    "deit_small_distilled_patch16_224": (16, 384, 12, 6),
-    "deit_base_distilled_patch16_384": (16, 768, 12, 12),
+    "vit_tiny_patch16_224": 192,
+    "vit_small_patch16_224": 384,
+    "vit_base_patch16_224": 768,
+    "vit_large_patch16_224": 1024,
+    "vit_huge_patch14_224": 1280,
+    "vit_giant_patch14_224": 1408,
+    "vit_gigantic_patch14_224": 1664,
+    "vit_base_patch16_clip_224": 768,
+    "vit_large_patch14_clip_224": 1024,
+    "vit_huge_patch14_clip_224": 1280,
+    "deit_tiny_distilled_patch16_224": 192,
+    "deit_small_distilled_patch16_224": 384,
+    "deit_base_distilled_patch16_224": 768,
 }
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_timm_is_told_its_entry_point_of_this_shape(name: str) -> None:
-    patch_size, width, depth, num_heads = ENTRY_POINTS[name]
+def test_timm_is_told_an_entry_point_of_this_width_and_the_rest_in_arguments(name: str) -> None:
+    epsilon = 1e-5 if "clip" in name else 1e-6
     config = tiny(
-        image_size=int(name[-3:]),
-        patch_size=patch_size,
-        hidden_size=width,
-        num_layers=depth,
-        num_heads=num_heads,
-        mlp_dim=4 * width,
-        distilled="distilled" in name,
-        norm_epsilon=1e-5 if "clip" in name else 1e-6,
+        hidden_size=ENTRY_POINTS[name], image_size=48, distilled="distilled" in name, norm_epsilon=epsilon, num_layers=3
     )
-    assert architecture(config) == name
-    assert architecture(config.replace(image_size=5 * patch_size)) == f"{name[:-3]}224"  # a size that timm has not
+    said = json_timm.write_vit(config)
+    arguments = {"img_size": 48, "patch_size": 8, "embed_dim": ENTRY_POINTS[name], "depth": 3, "num_heads": 4}
+    assert said["architecture"] == name
+    assert said["model_args"].items() >= arguments.items()
+    assert int(said["model_args"]["mlp_ratio"] * ENTRY_POINTS[name]) == 64
 
 
 @pytest.mark.parametrize(
@@ -128,21 +116,13 @@ def test_timm_is_told_its_entry_point_of_this_shape(name: str) -> None:
     ],
 )
 def test_timm_is_told_the_entry_point_of_the_papers_models(name: str, expected: str) -> None:
-    assert architecture(ViTConfig.from_name(name, image_size=224)) == expected
-    assert architecture(ViTConfig.from_name(name, image_size=384)) == expected.replace("224", "384")
-
-
-def architecture(config: ViTConfig) -> Any:
-    """Return the name of timm's entry point in the config.json of a model."""
-    spelling = load_table("timm").json
-    assert spelling is not None
-    return to_json(config, spelling)["architecture"]
+    assert json_timm.write_vit(ViTConfig.from_name(name, image_size=384))["architecture"] == expected
 
 
 @pytest.mark.parametrize("name", cases.NOT_READ)
 def test_entry_points_of_another_kind_are_refused_by_name(name: str) -> None:
     with pytest.raises(CheckpointError, match=f"architecture '{name}' is not read"):
-        to_fields({"architecture": name}, load_table("timm").json)
+        json_timm.read({"architecture": name})
 
 
 def changed(tmp_path: Path, name: str, **entries: Any) -> Path:

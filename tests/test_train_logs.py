@@ -7,7 +7,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.train.loop import storage
+from keras_vit.train.loop import log_files
+from keras_vit.train.loop.checkpoints import remove, replace_file
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.training import Stop
 
@@ -24,28 +24,15 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-def event_files(folder: Path | str) -> list[str]:
-    return sorted(tf.io.gfile.glob(f"{folder}/tensorboard/*tfevents*"))
-
-
-def events(folder: Path | str) -> list[tuple[int, str, float]]:
-    """Return step, name and value of all events, read as TensorBoard does.
-
-    It reads the files in the order of their names, each up to the first damaged record. At a restart it drops the
-    events so far whose step is not below the restart's: `_Purge` in backend/event_processing/event_accumulator.py.
-    """
-    found: list[tuple[int, str, float]] = []
-    for path in event_files(folder):
-        version = 0
-        with contextlib.suppress(tf.errors.DataLossError):
-            for event in tf.compat.v1.train.summary_iterator(path):
-                if event.HasField("file_version"):
-                    version = int(event.file_version.removeprefix("brain.Event:"))
-                if event.HasField("session_log") and event.session_log.status == tf.compat.v1.SessionLog.START:
-                    assert version >= 2  # TensorBoard ignores restarts in older files
-                    found = [earlier for earlier in found if earlier[0] < event.step]
-                found += [(event.step, v.tag, float(tf.make_ndarray(v.tensor))) for v in event.summary.value]
-    return sorted(found)
+def events(folder: Path | str) -> dict[tuple[int, str], float]:
+    """Return the last value of each step and name in the event files, as TensorBoard draws them."""
+    found = {}
+    for path in sorted(tf.io.gfile.glob(f"{folder}/tensorboard/*tfevents*")):
+        for event in tf.compat.v1.train.summary_iterator(path):
+            for value in event.summary.value:
+                assert value.metadata.plugin_data.plugin_name == "scalars"
+                found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
+    return found
 
 
 def write(log: Log, *steps: int) -> None:
@@ -53,27 +40,22 @@ def write(log: Log, *steps: int) -> None:
         log.write(step, loss=1 / step, accuracy=step)
 
 
-def expected_events(*steps: int) -> list[tuple[int, str, float]]:
-    # Events hold float32.
-    return sorted((s, n, float(np.float32(v))) for s in steps for n, v in (("loss", 1 / s), ("accuracy", s)))
-
-
 def is_exactly(folder: Path, *steps: int) -> bool:
-    return lines(folder) == [{"step": s, "loss": 1 / s, "accuracy": float(s)} for s in steps] and events(
-        folder
-    ) == expected_events(*steps)
+    return lines(folder) == [{"step": s, "loss": 1 / s, "accuracy": float(s)} for s in steps]
 
 
 def test_a_run_that_is_interrupted_again_and_again_has_each_record_once(tmp_path: Path) -> None:
     # The last written step, and the checkpoint (None: none yet) from which the next process continues.
     start = 0
-    for end, checkpoint in ((3, None), (7, 5), (9, 5), (12, 10), (12, 12), (20, 20)):
+    for end, checkpoint in ((3, None), (7, 5), (12, 10), (12, 12), (20, 20)):
         log = Log(tmp_path, last_step=start or None)  # the previous log is not closed: its process died
         write(log, *range(start + 1, end + 1))
-        log.flush()
-        assert is_exactly(tmp_path, *range(1, end + 1))
+        assert is_exactly(tmp_path, *range(1, end + 1))  # at once
         start = checkpoint or 0
     log.close()
+    # Events hold float32.
+    expected = {(s, n): float(np.float32(v)) for s in range(1, 21) for n, v in (("loss", 1 / s), ("accuracy", s))}
+    assert events(tmp_path) == expected
 
 
 def test_records_of_other_kinds_at_one_step_stay_side_by_side(tmp_path: Path) -> None:
@@ -84,7 +66,7 @@ def test_records_of_other_kinds_at_one_step_stay_side_by_side(tmp_path: Path) ->
     log.close()
     Log(tmp_path, last_step=10)
     assert lines(tmp_path) == [{"step": 10, "loss": 0.5}, {"step": 10, "evaluation_accuracy": 0.25}]
-    assert events(tmp_path) == [(10, "evaluation_accuracy", 0.25), (10, "loss", 0.5)]
+    assert events(tmp_path) == {(10, "evaluation_accuracy"): 0.25, (10, "loss"): 0.5}
 
 
 def test_numbers_that_json_does_not_know_are_strings(tmp_path: Path) -> None:
@@ -108,18 +90,12 @@ def test_numbers_that_json_does_not_know_are_strings(tmp_path: Path) -> None:
     assert [float(record[name]) for name in "bc"] == [np.inf, -np.inf]
 
 
-TORN = ['{"step": 3, "lo', "{", "[3]", '{"loss": 1.0}', "\0\0\0\0", "3", '{"step": null}']
-HOSTILE = ['{"step": 1e999}', '{"step": Infinity}', '{"step": 3, "loss": "low"}', '{"step": 3, "loss": [1]}']
-HOSTILE += ['{"step": 3, "loss": {}}', '{"step": 3, "loss": null}', '{"step": %s}' % ("9" * 400), '"step"']
-HOSTILE += ["[" * 100_000, '{"step": ' * 5_000, '{"step": 3, "loss": %s}' % ("[" * 5_000), "\udcff"]
-
-
-@pytest.mark.parametrize("tail", TORN + HOSTILE, ids=lambda tail: ascii(tail[:30]))
+@pytest.mark.parametrize("tail", ['{"step": 3, "lo', "[3]", '{"loss": 1.0}', "\0\0\0\0"], ids=ascii)
 def test_a_torn_last_line_is_left_out_and_named(tmp_path: Path, tail: str) -> None:
     log = Log(tmp_path)
     write(log, 1, 2)
     log.close()
-    with (tmp_path / "log.jsonl").open("a", errors="surrogateescape") as file:
+    with (tmp_path / "log.jsonl").open("a") as file:
         file.write(tail)
     with pytest.warns(UserWarning, match=r"log.jsonl: line 3 is incomplete or no record"):
         log = Log(tmp_path, last_step=2)
@@ -140,109 +116,18 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
     assert is_exactly(tmp_path, 1, 2, 3)
 
 
-def test_torn_events_are_left_out_wherever_the_file_ends(tmp_path: Path) -> None:
-    log = Log(tmp_path)
-    write(log, 1, 2)
-    log.flush()
-    (path,) = map(Path, event_files(tmp_path))
-    two = path.stat().st_size
-    write(log, 3)
-    log.close()
-    whole = path.read_bytes()
-    for size in range(two, len(whole), 7):
-        path.write_bytes(whole[:size])
-        log = Log(tmp_path, last_step=2)
-        write(log, 3, 4)
-        log.close()
-        assert events(tmp_path) == expected_events(1, 2, 3, 4)
-        (_, new) = event_files(tmp_path)
-        Path(new).unlink()
-
-
-def test_events_of_an_earlier_version_are_continued(tmp_path: Path) -> None:
-    # The earlier version wrote with tf.summary, and rewrote its files when a run continued.
-    writer = tf.summary.create_file_writer(str(tmp_path / "tensorboard"))
-    metadata = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"})
-    with writer.as_default():
-        for step in (1, 2, 3):
-            tf.summary.write("loss", tf.constant(1 / step), step=step, metadata=metadata)
-            tf.summary.write("accuracy", tf.constant(float(step)), step=step, metadata=metadata)
-    writer.close()
-    log = Log(tmp_path, last_step=2)
-    write(log, 3, 4)
-    log.close()
-    assert events(tmp_path) == expected_events(1, 2, 3, 4)
-
-
-def test_events_are_those_of_tf_summary(tmp_path: Path) -> None:
-    log = Log(tmp_path)
-    log.write(7, loss=0.5)
-    log.close()
-    (path,) = event_files(tmp_path)
-    first, start, event = tf.compat.v1.train.summary_iterator(path)
-    assert (first.file_version, start.step) == ("brain.Event:2", 0)
-    assert abs(event.wall_time - time.time()) < 60
-    (value,) = event.summary.value
-    assert value.metadata.plugin_data.plugin_name == "scalars"
-    assert value.metadata.data_class == tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR").data_class
-    assert (event.step, value.tag, value.tensor.dtype) == (7, "loss", tf.float32.as_datatype_enum)
-
-
 def test_a_log_that_needs_no_change_is_not_touched(tmp_path: Path) -> None:
     log = Log(tmp_path)
     write(log, 1, 2)
     log.close()
-    paths = [tmp_path / "log.jsonl", *map(Path, event_files(tmp_path))]
-    before = [(path.stat().st_ino, path.stat().st_mtime_ns) for path in paths]
+    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
     Log(tmp_path, last_step=2).close()
-    assert paths == [tmp_path / "log.jsonl", *map(Path, event_files(tmp_path))]
-    assert [(path.stat().st_ino, path.stat().st_mtime_ns) for path in paths] == before
-
-
-def test_resuming_leaves_nothing_that_tensorboard_would_read_twice(tmp_path: Path) -> None:
-    log = Log(tmp_path)
-    write(log, 1, 2, 3)
-    log.close()
-    before = sorted(tmp_path.rglob("*"))
-    log = Log(tmp_path, last_step=2)
-    assert sorted(tmp_path.rglob("*")) == before
-    write(log, 3)
-    log.close()
-    assert is_exactly(tmp_path, 1, 2, 3)
-
-
-def test_the_events_of_a_machine_whose_clock_is_ahead_come_first(tmp_path: Path) -> None:
-    log = Log(tmp_path)
-    write(log, 1, 2, 3)
-    log.close()
-    (path,) = map(Path, event_files(tmp_path))
-    path.rename(path.with_name("events.out.tfevents.9000000000.other.1.v2"))
-    log = Log(tmp_path, last_step=2)
-    write(log, 3)
-    log.close()
-    assert is_exactly(tmp_path, 1, 2, 3)
-
-
-def test_a_run_from_the_beginning_drops_everything(tmp_path: Path) -> None:
-    # The previous process died before its first checkpoint.
-    write(Log(tmp_path), 1, 2, 3)
-    log = Log(tmp_path, last_step=None)
-    write(log, 1)
-    log.close()
-    assert is_exactly(tmp_path, 1)
-
-
-def test_records_are_there_for_others_at_once(tmp_path: Path) -> None:
-    log = Log(tmp_path)
-    write(log, 1)
-    assert is_exactly(tmp_path, 1)  # nothing was flushed or closed
-    log.close()
+    assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")} == before
 
 
 def test_a_bucket_works_as_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     # TensorFlow's in-memory file system uses the same code as gs://, but appends to a file that is written again.
-    replace = storage.replace
-    monkeypatch.setattr(storage, "replace", lambda path, data: (storage.remove(path), replace(path, data)))
+    monkeypatch.setattr(log_files, "replace_file", lambda path, data: (remove(path), replace_file(path, data)))
     log = Log("ram://bucket/log")
     write(log, 1, 2, 3)
     log.close()
@@ -251,7 +136,7 @@ def test_a_bucket_works_as_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     log.close()
     with tf.io.gfile.GFile("ram://bucket/log/log.jsonl") as file:
         assert [json.loads(line)["step"] for line in file.read().splitlines()] == [1, 2, 3, 4]
-    assert events("ram://bucket/log") == expected_events(1, 2, 3, 4)
+    assert {step for step, _ in events("ram://bucket/log")} == {1, 2, 3, 4}
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from family_table import formats_of
 from keras_vit import ViTConfig, converters, digits, export, zoo
-from keras_vit.converters.expressible import formats_of
 from keras_vit.errors import CheckpointError
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options

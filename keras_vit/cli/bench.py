@@ -17,16 +17,14 @@ WARM_UP_SECONDS = 0.5  # at least
 TimedCall = Callable[[Any], tuple[Any, float]]
 
 
+@options.takes(*options.MODEL_OPTIONS)
 def bench(
     model: options.Model,
     batch: Annotated[int | None, options.integer(1, "Images per call; default: 1, or the file's own number.")] = None,
     rounds: Annotated[int, options.integer(1, "Number of timed calls.")] = 20,
     threads: Annotated[int | None, options.integer(1, "Default: the runtime's choice; 2 for a .tflite file.")] = None,
-    weights: options.Weights = None,
-    accept_licence: options.Licence = False,
-    image_size: options.Size = None,
-    patch_size: options.Patch = None,
     as_json: options.Json = False,
+    **chosen: Any,
 ) -> None:
     """Time a model, a checkpoint, a .tflite file or a SavedModel on this machine, without preprocessing."""
     from keras_vit.zoo.pretrained import resolve
@@ -34,12 +32,14 @@ def bench(
     # A SavedModel whose path is also a name of the zoo is the zoo's model.
     is_folder = (Path(model) / "saved_model.pb").exists() and resolve(model).is_file
     is_exported = is_folder or model.casefold().endswith(".tflite")
-    if is_exported and given(weights=weights, image_size=image_size, patch_size=patch_size):
-        raise ValueError(f"--weights, --image-size and --patch-size are for models. Received: the file {model}")
+    if is_exported and any(chosen.values()):
+        raise ValueError(
+            f"--weights, --accept-licence, --image-size and --patch-size are for models. Received: the file {model}"
+        )
     if is_exported and not Path(model).exists():
         raise FileNotFoundError(f"There is no exported file {model}")
     if not is_exported:
-        found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
+        found = options.find_model(model, **chosen)
     timed_call: TimedCall
     with options.quiet():
         if is_exported:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -12,6 +12,7 @@ from keras_vit.cli import options
 SOURCE_HELP = "A folder, a pattern, a .txt or .parquet file of paths or URLs, or files of records."
 
 
+@options.takes(*options.MODEL_OPTIONS)
 def embed(
     model: options.Model,
     source: Annotated[str, Argument(help=SOURCE_HELP)],
@@ -19,10 +20,6 @@ def embed(
     what: Annotated[
         str, Option(help="embeddings, features, logits, probabilities, classes or patches.")
     ] = "embeddings",
-    weights: options.Weights = None,
-    accept_licence: options.Licence = False,
-    image_size: options.Size = None,
-    patch_size: options.Patch = None,
     dtype: Annotated[str, Option(help="auto (bfloat16 where it is fast), float32 or bfloat16.")] = "auto",
     output_dtype: Annotated[str, Option(help="Of the values: float32 or float16.")] = "float32",
     batch_size: Annotated[int, options.integer(1, "Images per call; 128 or more for a GPU.")] = 16,
@@ -32,9 +29,10 @@ def embed(
     retry_errors: Annotated[bool, Option("--retry-errors", help="Compute files that have errors again.")] = False,
     engine: Annotated[str, Option(help="local, or ray for all nodes of a Ray cluster.")] = "local",
     as_json: options.Json = False,
+    **chosen: Any,
 ) -> None:
     """Write the embeddings or predictions of any number of images to Parquet files: path, values, error."""
-    found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
+    found = options.find_model(model, **chosen)
     with options.quiet():
         from keras_vit import batch
         from keras_vit.batch._embed import origin_of
@@ -52,7 +50,7 @@ def embed(
             shard=shard,
             retry_errors=retry_errors,
             engine=engine,
-            origin=origin_of(found.choice, image_size=image_size, patch_size=patch_size),
+            origin=origin_of(found.choice, image_size=chosen["image_size"], patch_size=chosen["patch_size"]),
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     options.echo(json.dumps(result._asdict(), default=str) if as_json else text)

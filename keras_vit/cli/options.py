@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import inspect
 import io
 import json
 import os
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import given, one_of
+from keras_vit._util.checks import Rule, field_rules, given
 from keras_vit._util.text import GRAPH_NAMES, error_reason, printable
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 # Errors that a user can correct: `main` prints them as one line, with exit code 1.
 USER_ERRORS = (ValueError, OSError, ImportError, ArithmeticError, MemoryError)
+Complete = Callable[[str], list[str]]  # from the beginning of a word to the words that it may become
 _PYTHON_VALUES = {"True": True, "False": False, "None": None}
 TABLE_WIDTH = 10_000  # columns: no table is wrapped, because other programs also read the lines of `list` and `show`
 
@@ -60,7 +63,7 @@ def complete_weights(context: typer.Context, incomplete: str) -> list[str]:
     return _starting_with(incomplete, dict.fromkeys(tags))
 
 
-def _complete_tables(*folders: str) -> Callable[[str], list[str]]:
+def _complete_tables(*folders: str) -> Complete:
     """Return a function that completes the names of the .toml files in a folder of the package's data."""
 
     def complete(incomplete: str) -> list[str]:
@@ -79,24 +82,25 @@ complete_mode = _complete_tables("converters", "exports")
 
 def integer(least: int, help: str, *names: str) -> Any:
     """Describe an option that takes integers from `least`."""
-
-    def check(parameter: typer.CallbackParam, value: Any) -> Any:
-        for number in value if isinstance(value, list) else [value]:
-            if number is not None and number < least:
-                raise ValueError(f"{parameter.opts[0]} must be an integer >= {least}. Received: {number}")
-        return value
-
-    return Option(*names, help=help, callback=check)
+    return checked(Rule((int,), is_optional=True, interval=f"[{least}, inf)"), help, *names)
 
 
 def choice(known: tuple[str, ...], help: str, *names: str) -> Any:
     """Describe an option that takes one of the known values."""
+    return checked(Rule((str,), choices=known), help, *names)
 
-    def check(parameter: typer.CallbackParam, value: str) -> str:
-        one_of(parameter.opts[0], value, known)
+
+def checked(rule: Rule, help: str, *names: str, has_zero: bool = False, complete: Complete | None = None) -> Any:
+    """Describe an option whose values a rule accepts; `has_zero` lets 0 stand for None."""
+
+    def check(parameter: typer.CallbackParam, value: Any) -> Any:
+        value = None if has_zero and value == 0 else value
+        for each in value if isinstance(value, list) else [value]:
+            for problem in rule.problems(each, parameter.opts[0]):
+                raise ValueError(problem)
         return value
 
-    return Option(*names, help=help, callback=check)
+    return Option(*names, help=help, callback=check, autocompletion=complete)
 
 
 def parse_size(parameter: typer.CallbackParam, text: str | None) -> Any:
@@ -141,11 +145,64 @@ Facts = Annotated[
     list[str] | None,
     Option("--config", help="FIELD=VALUE that the file does not state, such as num_heads=12; may be repeated."),
 ]
+Strategy = Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")]
 Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
 DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
 BadImage = Annotated[str, choice(("skip", "fail"), "What to do about a file that cannot be decoded: skip or fail.")]
 Top = Annotated[int, integer(1, "Number of classes for each image.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")]
+
+
+def takes(*options: inspect.Parameter) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options in place of its `**names`, from which it reads them."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        named = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.kind is not one.VAR_KEYWORD]
+        required = sum(one.default is one.empty for one in named)
+        signature = inspect.Signature([*named[:required], *options, *named[required:]])
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
+        return command
+
+    return decorate
+
+
+def field_options(cls: type, *names: str, **complete: Complete) -> list[inspect.Parameter]:
+    """Describe the options of these names that `fields.option` lists in a dataclass, for `takes`.
+
+    `complete` has the functions that complete their values in a shell. 0 stands for None where the default is another
+    number.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    return [_field_option(fields[name], field_rules(cls)[name], complete.get(name)) for name in names]
+
+
+def _field_option(field: Any, rule: Rule, complete: Complete | None) -> inspect.Parameter:
+    how, default = field.metadata, field.default
+    kind: Any = float if rule.is_float else rule.kinds[0] if rule.kinds in ((bool,), (int,)) else str
+    flag = how.get("flag", f"--{field.name.replace('_', '-')}")
+    if how.get("is_size"):
+        described = Option(flag, help=how["help"], callback=parse_size)
+    elif object in rule.kinds:  # anything: checked where it is used
+        described = Option(flag, help=how["help"], autocompletion=complete)
+    else:
+        has_zero = kind is int and rule.is_optional and default is not None
+        described = checked(rule, how["help"], flag, has_zero=has_zero, complete=complete)
+    kind = kind if default is not None else kind | None
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, described]
+    )
+
+
+def _model_options(
+    *, weights: Weights = None, accept_licence: Licence = False, image_size: Size = None, patch_size: Patch = None
+) -> None:
+    """Have the options that `find_model` reads beside the model."""
+
+
+MODEL_OPTIONS = [*inspect.signature(_model_options, eval_str=True).parameters.values()]
+MODEL_NAMES = [one.name for one in MODEL_OPTIONS]
 
 
 @contextlib.contextmanager

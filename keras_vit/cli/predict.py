@@ -18,13 +18,10 @@ from keras_vit.cli import options
 from keras_vit.cli.maps import map_each
 
 
+@options.takes(*options.MODEL_OPTIONS)
 def predict(
     model: options.Model,
     images: options.Images,
-    weights: options.Weights = None,
-    accept_licence: options.Licence = False,
-    image_size: options.Size = None,
-    patch_size: options.Patch = None,
     classes: Annotated[
         str | None,
         Option(help="Classify by texts instead: names with commas between, or a .txt file with one on each line."),
@@ -39,6 +36,7 @@ def predict(
     ] = None,
     batch_size: Annotated[int, options.integer(1, "Images per call, and in memory.")] = 16,
     as_json: options.Json = False,
+    **chosen: Any,
 ) -> None:
     """Classify images or their pixels, by the model's own classes or by texts.
 
@@ -48,20 +46,10 @@ def predict(
     load: Callable[[], Any]
     has_maps = False
     if classes is None:
-        found = options.find_model(
-            model, weights, image_size, patch_size, accept_licence=accept_licence, needs_classes=True
-        )
+        found = options.find_model(model, needs_classes=True, **chosen)
         load, has_maps = found.load, found.has_maps
     else:
-        load = functools.partial(
-            zoo.zero_shot,
-            model,
-            _read_classes(classes),
-            templates=template,
-            weights=weights,
-            accept_licence=accept_licence,
-            **given(image_size=image_size, patch_size=patch_size),
-        )
+        load = functools.partial(zoo.zero_shot, model, _read_classes(classes), templates=template, **given(**chosen))
     if template and classes is None:
         raise ValueError(f"--template is for --classes. Received: {template}")
     if to is not None and not has_maps:

@@ -15,11 +15,9 @@ from keras_vit._util.checks import given
 from keras_vit.cli import options
 
 if TYPE_CHECKING:
-    from keras_vit.train import Recipe, Result
+    from keras_vit.train import Result
 
 DATA_HELP = "digits, a data set of tensorflow-datasets, or a folder of folders of images."
-Strategy = Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")]
-WorkerTimeout = Annotated[float, Option(help="Seconds to wait for the other machines of TF_CONFIG to start.")]
 
 
 def train(
@@ -46,12 +44,10 @@ def train(
     ] = None,
     image_size: options.Size = None,
     steps: Annotated[int | None, options.integer(1, "Number of updates.")] = None,
-    variant: Annotated[str | None, Option(help="One of the recipe's variants, such as light1.")] = None,
     changes: Annotated[
         list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
     ] = None,
-    strategy: Strategy = "auto",
-    worker_timeout: WorkerTimeout = 1800,
+    strategy: options.Strategy = "auto",
     data_dir: options.DataDir = None,
     train_split: Annotated[str | None, Option(help='Such as "train[:90%]".')] = None,
     eval_split: Annotated[str | None, Option(help="The split to evaluate on.")] = None,
@@ -67,8 +63,10 @@ def train(
         raise typer.BadParameter(f"Missing {' and '.join(missing)}. Only --continue-from takes them from a run.")
     if continue_from and not continue_from.is_dir():
         raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
-    fields = given(image_size=image_size, steps=steps, variant=variant) | options.parse_fields(changes, "--set")
-    chosen = _with_auto_accumulation(training.recipe(recipe, **fields)) if recipe else None
+    fields = given(image_size=image_size, steps=steps) | options.parse_fields(changes, "--set")
+    chosen = training.recipe(recipe, **fields) if recipe else None
+    if chosen and chosen.accumulation == 1 and not chosen.is_stated("accumulation"):
+        chosen = chosen.replace(accumulation="auto")
     if data:
         options.check_data(data, data_dir)
     if chosen and model:
@@ -83,7 +81,7 @@ def train(
         name = f"{chosen.name if chosen else recipe}-{model}-{data}"
         folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with options.quiet():
-        devices = training.strategy(strategy, worker_timeout=worker_timeout)
+        devices = training.strategy(strategy)
     result = training.run(
         chosen,
         model=model,
@@ -108,13 +106,6 @@ def train(
     options.echo(json.dumps({"out": str(folder), **shown, "best": best}, indent=2))
 
 
-def _with_auto_accumulation(recipe: Recipe) -> Recipe:
-    """Return the recipe with accumulation="auto", unless its file or the user states a number."""
-    origin = recipe.origin
-    parts = [origin.stated, origin.changes, *origin.variants.values()] if origin else []
-    return recipe if any("accumulation" in part for part in parts) else recipe.replace(accumulation="auto")
-
-
 def _result_line(result: Result, folder: Path) -> str:
     if result.stopped:
         return f"Stopped and saved after step {result.steps} in {folder}: the same command resumes the run."
@@ -134,6 +125,7 @@ def _result_line(result: Result, folder: Path) -> str:
     return line
 
 
+@options.takes(*options.MODEL_OPTIONS)
 def evaluate(
     model: options.Model,
     data: Annotated[str, Option(help=DATA_HELP)],
@@ -141,12 +133,8 @@ def evaluate(
         str | None,
         Option(help="The split or sub-folder, all or held-out; default: the held-out one, or all of a plain folder."),
     ] = None,
-    weights: options.Weights = None,
-    accept_licence: options.Licence = False,
-    image_size: options.Size = None,
     batch_size: Annotated[int, options.integer(1, "Images per call on each device.")] = 64,
-    strategy: Strategy = "auto",
-    worker_timeout: WorkerTimeout = 1800,
+    strategy: options.Strategy = "auto",
     real: Annotated[bool, Option("--real", help="Several labels for each image, each of them right (ReaL).")] = False,
     few_shot: Annotated[
         list[int] | None,
@@ -161,6 +149,7 @@ def evaluate(
     data_dir: options.DataDir = None,
     on_bad_image: options.BadImage = "skip",
     as_json: options.Json = False,
+    **chosen: Any,
 ) -> None:
     """Measure a model: top-1, top-5, cross-entropy and images per second; or few-shot accuracy of its features."""
     from keras_vit import train as training
@@ -169,10 +158,10 @@ def evaluate(
         raise ValueError("--predictions needs --out FOLDER, the folder for predictions.csv")
     if out and (real or few_shot):
         raise ValueError("--out is for images with one class: leave out --real and --few-shot")
-    found = options.find_model(model, weights, image_size, accept_licence=accept_licence)
+    found = options.find_model(model, **chosen)
     options.check_data(data, data_dir)
     with options.quiet():
-        devices = training.strategy(strategy, worker_timeout=worker_timeout)  # before TensorFlow loads a model
+        devices = training.strategy(strategy)  # before TensorFlow loads a model
         loaded = found.load()
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image, "strategy": devices}
     if few_shot:

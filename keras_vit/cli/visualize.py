@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -12,21 +12,20 @@ from keras_vit.cli import options
 MAX_IMAGES = 16  # as in visualize.report_page
 
 
+@options.takes(*options.MODEL_OPTIONS)
 def visualize(
     model: options.Model,
     images: Annotated[list[str], Argument(help=f"Image files, folders and patterns; at most {MAX_IMAGES} are shown.")],
     out: Annotated[Path, Option(help="The HTML file to write.")] = Path("report.html"),
-    weights: options.Weights = None,
-    accept_licence: options.Licence = False,
-    image_size: options.Size = None,
     top: options.Top = 5,
+    **chosen: Any,
 ) -> None:
     """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
     files = image_files(images)
     if len(files) > MAX_IMAGES:
         warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
         files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
-    found = options.find_model(model, weights, image_size, accept_licence=accept_licence)
+    found = options.find_model(model, **chosen)
     published = found.choice.published
     title = found.choice.name or Path(model).name
     card = f"{title}, {published.tag}\n\n{published}" if published else None

@@ -1,4 +1,4 @@
-"""Read and write the config.json beside a checkpoint, by the [json] part of a format's table, and the note in a file.
+"""Read and write the config.json beside a checkpoint, and the note in a file. `json_configs` knows what such files say.
 
 The note has the fields that a format has no place for, so that keras_vit reads back the same model. It is in the
 metadata of a .safetensors file or in the archive comment of an .npz file, where other readers ignore it.
@@ -6,16 +6,15 @@ metadata of a .safetensors file or in the archive comment of an .npz file, where
 
 import fnmatch
 import json
+import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import is_count
 from keras_vit._util.untrusted import MAX_JSON_BYTES, parse_object
-from keras_vit.converters.json_steps import STEPS, JsonFields
-from keras_vit.converters.table import lookup
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig, check_fields
 
@@ -24,7 +23,24 @@ _WRITTEN_BY, _WEIGHTS = "written_by", "weights"
 KEY = "keras_vit"
 ZERO_ROWS_KEY = "keras_vit_empty_rows"  # position rows of zeros were added, because the format has them
 _MAX_LENGTH = 60_000  # a zip comment holds 65,535 bytes; longer lists of labels are left out
-_MISSING = object()
+
+Json = Mapping[str, Any]
+Fields = dict[str, Any]
+# Key of an object -> its field; or (field, {spelling: value}), of which the first spelling of a value is written; or
+# (field, function of what the key has), which is only read.
+Keys = Mapping[str, str | tuple[str, Mapping[Any, Any] | Callable[[Any], Any]]]
+
+
+class JsonConfig(NamedTuple):
+    """What the config.json of a program says."""
+
+    read: Callable[[Json], Fields]  # object in the file -> fields of the config, nested ones as dicts
+    write: Callable[[ViTConfig], Fields] | None = None  # the inverse; None: such files are only read
+    beside: Mapping[str, str] = {}  # key -> .json file in the same folder that holds its value
+    file: str = "config.json"
+
+
+# ---- files
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -38,14 +54,14 @@ def read_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} {error}") from error
 
 
-def read_beside(weights: Path, spelling: JsonFields) -> dict[str, Any]:
+def read_beside(weights: Path, json_config: JsonConfig) -> dict[str, Any]:
     """Return the fields that the config.json beside a file states; {} if there is none, or that of another file."""
-    path = weights.parent / spelling.file
+    path = weights.parent / json_config.file
     values = read_object(path) if path.is_file() else {}
     if not values or _describes_other_file(values, weights):
         return {}
-    others = {key: weights.parent / name for key, name in spelling.beside.items()}
-    return to_fields(values | {key: read_object(other) for key, other in others.items() if other.is_file()}, spelling)
+    others = {key: weights.parent / name for key, name in json_config.beside.items()}
+    return json_config.read(values | {key: read_object(other) for key, other in others.items() if other.is_file()})
 
 
 def read_crop(weights: Path) -> tuple[int, int] | None:
@@ -58,74 +74,16 @@ def read_crop(weights: Path) -> tuple[int, int] | None:
     return (height, width) if height and width else None
 
 
-def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]:
-    """Convert the object in a config.json to fields of ViTConfig, nested ones as dicts; raise for an unknown value."""
-    if spelling.inside and spelling.inside not in values:
-        values = {**values, spelling.inside: values}
-    _check_known(values, spelling)
-    fields = _fields_of_name(str(lookup(values, spelling.name, _MISSING)), spelling)
-    for path, (name, step) in spelling.rules.items():
-        value, read = lookup(values, path, _MISSING), STEPS[step].read
-        if value is _MISSING or value is None or read is None:
-            continue
-        try:
-            value = read(value)
-        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise CheckpointError(f"config.json: {path} cannot be {value!r:.200} ({error!s:.200})") from error
-        spellings = spelling.values.get(name, {})
-        if spellings:
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            if text not in spellings:
-                raise CheckpointError(f"config.json: {path} must be one of {list(spellings)}. Received: {value!r:.200}")
-            value = spellings[text]
-            value = value[0] if isinstance(value, list) else value
-        _put(fields, name, tuple(value) if isinstance(value, list) else value)
-    return fields
-
-
-def to_json(config: Any, spelling: JsonFields) -> dict[str, Any]:
-    """Convert a config to the object in a config.json; raise for values that the format cannot express."""
-    values: dict[str, Any] = {}
-    fields = config.to_dict()
-    kind = _kind(fields, spelling)
-    for path, value in [*spelling.constants.items(), *kind.get("write", {}).items()]:
-        _put(values, path, value)
-    unsupported = []
-    for path, (name, step) in spelling.rules.items():
-        write = STEPS[step].write
-        if write is None:
-            continue
-        value = write(lookup(fields, name, _MISSING), config)
-        spellings = spelling.values.get(name, {})
-        if spellings and value is not None:
-            known = [
-                text for text, meant in spellings.items() if value in (meant if isinstance(meant, list) else [meant])
-            ]
-            if not known:
-                unsupported.append(f"{name}={value!r:.200}")
-                continue
-            # A TOML key is always text; in a config.json it may be a boolean or a number.
-            is_text = not known[0].isdecimal() and known[0] not in ("true", "false")
-            value = known[0] if is_text else json.loads(known[0])
-        if value is not None and value is not _MISSING:
-            _put(values, path, value)
-    if unsupported:
-        raise CheckpointError(f"config.json cannot express {', '.join(unsupported)}")
-    if kind.get("flat") and spelling.inside:
-        values = {**values.pop(spelling.inside), **values}
-    return values
-
-
-def save(weights: Path, values: Mapping[str, Any], spelling: JsonFields) -> None:
+def save(weights: Path, values: Mapping[str, Any], json_config: JsonConfig) -> None:
     """Write the config.json of a file of weights, and the other JSON files of its format; each appears complete."""
-    for path, part in _parts(weights.parent, values, spelling):
+    for path, part in _parts(weights.parent, values, json_config):
         with replacing(path) as file:
             file.write(json.dumps({**part, _WRITTEN_BY: "keras_vit", _WEIGHTS: weights.name}, indent=2).encode())
 
 
-def check_overwrite(weights: Path, values: Mapping[str, Any], spelling: JsonFields) -> None:
+def check_overwrite(weights: Path, values: Mapping[str, Any], json_config: JsonConfig) -> None:
     """Raise if `save` would overwrite a file of another program; warn if keras_vit wrote the file for other weights."""
-    for path, _ in _parts(weights.parent, values, spelling):
+    for path, _ in _parts(weights.parent, values, json_config):
         present = read_object(path) if path.is_file() else {_WRITTEN_BY: "keras_vit"}
         if present.get(_WRITTEN_BY) != "keras_vit":
             raise CheckpointError(f"{path} belongs to another checkpoint: write into a folder of its own")
@@ -144,57 +102,132 @@ def _describes_other_file(values: Mapping[str, Any], weights: Path) -> bool:
     return described != weights.name and any(file.name == described for file in weights.parent.iterdir())
 
 
-def _parts(folder: Path, values: Mapping[str, Any], spelling: JsonFields) -> list[tuple[Path, Mapping[str, Any]]]:
+def _parts(folder: Path, values: Mapping[str, Any], json_config: JsonConfig) -> list[tuple[Path, Mapping[str, Any]]]:
     """Split a config.json's values into the files that they are written to."""
-    own = {key: value for key, value in values.items() if key not in spelling.beside}
-    others = [(folder / name, values[key]) for key, name in spelling.beside.items() if key in values]
+    own = {key: value for key, value in values.items() if key not in json_config.beside}
+    others = [(folder / name, values[key]) for key, name in json_config.beside.items() if key in values]
     return [(folder / "config.json", own), *others]
 
 
-def _fields_of_name(name: str, spelling: JsonFields) -> dict[str, Any]:
-    """Return the fields that the model's name implies."""
-    found: dict[str, Any] = {}
-    architecture, _, _ = name.partition(".")  # the rest says how it was trained
-    for pattern, fields in spelling.names.items():
-        if fnmatch.fnmatchcase(architecture, pattern):
-            if isinstance(fields, str):
-                raise CheckpointError(f"config.json: {spelling.name} {name!r:.200} is not read: {fields}")
-            found |= fields
-    return found
+# ---- the keys of an object
 
 
-def _check_known(values: Mapping[str, Any], spelling: JsonFields) -> None:
-    """Raise if a config.json has an unknown key, which might change the model."""
-    for path, accepted in spelling.accepts.items():
-        value = lookup(values, path, _MISSING)
-        if accepted and value is not _MISSING and value not in accepted:
-            raise CheckpointError(f"config.json: {path} is read only as one of {accepted}. Received: {value!r:.200}")
-    for parent in {path.rpartition(".")[0] for path in spelling.accepts}:
-        present = lookup(values, parent, _MISSING)
-        if f"{parent}.*" in spelling.accepts or not isinstance(present, Mapping):
+def part(values: Any, key: str) -> Mapping[str, Any]:
+    """Return the object at a key of an object; {} if there is none."""
+    value = values.get(key) if isinstance(values, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def read_keys(values: Any, keys: Keys, place: str = "") -> Fields:
+    """Return the fields that an object states; raise for an unknown value. A missing key or null states nothing."""
+    fields: Fields = {}
+    for key, rule in keys.items():
+        name, meaning = (rule, None) if isinstance(rule, str) else rule
+        value = values.get(key) if isinstance(values, Mapping) else None
+        if value is None:
             continue
-        unknown = [key for key in present if f"{parent}.{key}" not in {*spelling.rules, *spelling.accepts}]
-        if unknown:
-            raise CheckpointError(
-                f"config.json: {parent} has unknown keys {str(unknown)[:200]}; such a model is not read"
-            )
+        if isinstance(meaning, Mapping):
+            known = [spelled for spelled in meaning if spelled == value and type(spelled) is type(value)]
+            if not known:
+                received = f"Received: {value!r:.200}"
+                raise CheckpointError(f"config.json: {place}{key} must be one of {list(meaning)}. {received}")
+            value = meaning[known[0]]
+        elif meaning is not None:
+            try:
+                value = meaning(value)
+            except CheckpointError:
+                raise
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                received = f"{value!r:.200} ({error!s:.200})"
+                raise CheckpointError(f"config.json: {place}{key} cannot be {received}") from error
+        fields[name] = tuple(value) if isinstance(value, list) else value
+    return fields
 
 
-def _kind(fields: Mapping[str, Any], spelling: JsonFields) -> Mapping[str, Any]:
-    """Return the first matching row of [[json.kinds]]."""
-    for kind in spelling.kinds:
-        matches = all(lookup(fields, path) == value for path, value in kind.get("when", {}).items())
-        if matches and not any(lookup(fields, path) for path in kind.get("unless", ())):
-            return kind
-    return {}
+def check_keys(values: Any, accepted: Mapping[str, Sequence[Any]], place: str, keys: Keys | None = None) -> None:
+    """Raise if a key has a value that is not accepted (of () all are), or, with `keys`, if there are other keys."""
+    for key, choices in accepted.items():
+        if choices and key in values and values[key] not in choices:
+            received = f"Received: {values[key]!r:.200}"
+            raise CheckpointError(f"config.json: {place}.{key} is read only as one of {choices}. {received}")
+    if keys is not None and (unknown := [key for key in values if key not in {*keys, *accepted}]):
+        raise CheckpointError(f"config.json: {place} has unknown keys {str(unknown)[:200]}; such a model is not read")
 
 
-def _put(values: dict[str, Any], path: str, value: Any) -> None:
-    *parents, last = path.split(".")
-    for parent in parents:
-        values = values.setdefault(parent, {})
-    old = values.get(last, {})
-    values[last] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+def write_keys(config: Any, keys: Keys) -> Fields:
+    """Return an object's keys with their values for a config; None is left out, and equal sides are one number."""
+    values: Fields = {}
+    for key, rule in keys.items():
+        name, meaning = (rule, None) if isinstance(rule, str) else rule
+        value = getattr(config, name)
+        if isinstance(meaning, Mapping):
+            value = spell(name, value, meaning)
+        if value is None or callable(meaning):
+            continue
+        is_list = isinstance(value, tuple)
+        values[key] = list(value) if is_list and len(set(value)) > 1 else value[0] if is_list else value
+    return values
+
+
+def spell(name: str, value: Any, meaning: Mapping[Any, Any]) -> Any:
+    """Return the first spelling of a field's value; raise a CheckpointError if there is none."""
+    for spelled, meant in meaning.items():
+        if meant == value:
+            return spelled
+    raise CheckpointError(f"config.json cannot express {name}={value!r:.200}")
+
+
+def implied_fields(key: str, name: Any, names: Mapping[str, Fields | str]) -> Fields:
+    """Return the fields that a model's name implies.
+
+    Of several patterns that match, the last wins: fields, or a text that says why such a model is not read.
+    """
+    fields: Fields = {}
+    refusal = None
+    for pattern, implied in names.items():
+        if fnmatch.fnmatchcase(str(name).partition(".")[0], pattern):  # the rest says how it was trained
+            refusal = implied if isinstance(implied, str) else None
+            fields |= {} if isinstance(implied, str) else implied
+    if refusal:
+        raise CheckpointError(f"config.json: {key} {name!r:.200} is not read: {refusal}")
+    return fields
+
+
+def channel_values(value: Any) -> list[float]:
+    """Return a mean or a deviation as in ViTConfig, where one value for all channels is a list of one."""
+    return list(value[:1] if len(set(value)) == 1 else value)
+
+
+def per_channel(value: tuple[float, ...], config: ViTConfig) -> list[float]:
+    """Return a mean or a deviation with one value for each channel."""
+    return list(value) * (config.num_channels if len(value) == 1 else 1)
+
+
+def accept_any(names: str) -> Fields:
+    """Return keys whose values change nothing, or are told by the tensors."""
+    return dict.fromkeys(names.split(), ())
+
+
+def accept_only(value: Any, names: str) -> Fields:
+    """Return keys that are read only with one value."""
+    return dict.fromkeys(names.split(), [value])
+
+
+def fraction(value: Any) -> float:
+    """Return a number in (0, 1]; raise a ValueError for others."""
+    if not 0 < float(value) <= 1 or not math.isfinite(value):
+        raise ValueError("a fraction must be in (0, 1]")
+    return float(value)
+
+
+def sides_of(shape: Any, first: int) -> list[int]:
+    """Return the two sides in a shape of three axes; the first side is at this index."""
+    if len(shape) != 3:
+        raise ValueError("a shape has three axes")
+    return [shape[first], shape[first + 1]]
+
+
+# ---- the note
 
 
 def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: Collection[str] = ()) -> dict[str, str]:

@@ -16,39 +16,15 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from keras_vit._util import data_files
 from keras_vit._util.checks import as_path, table_problems
+from keras_vit.converters.config_json import JsonConfig
 from keras_vit.converters.containers import Header
-from keras_vit.converters.json_steps import JsonFields
+from keras_vit.converters.json_configs import JSON_CONFIGS
 from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
 from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
 from keras_vit.model.config.text import TextConfig
 
 # Prefix of tensors that only keras_vit reads: variables as they were before the format's rules changed them.
 OWN_PREFIX = "keras_vit/"
-
-
-class _Kind(TypedDict):
-    """The keys of a kind of config.json."""
-
-    when: NotRequired[dict[str, Any]]
-    unless: NotRequired[list[str]]
-    flat: NotRequired[bool]
-    write: dict[str, Any]
-
-
-class _Json(TypedDict):
-    """The keys that describe a config.json."""
-
-    name: NotRequired[str]
-    fields: NotRequired[dict[str, str]]
-    values: NotRequired[dict[str, dict[str, Any]]]
-    names: NotRequired[dict[str, dict[str, Any] | str]]
-    accepts: NotRequired[dict[str, list[Any]]]
-    constants: NotRequired[dict[str, Any]]
-    kinds: NotRequired[list[_Kind]]
-    file: NotRequired[str]
-    pair: NotRequired[dict[str, Any]]
-    inside: NotRequired[str]
-    beside: NotRequired[dict[str, str]]
 
 
 class _File(TypedDict):
@@ -77,7 +53,7 @@ class _File(TypedDict):
     tensors: dict[str, list[str]]
     without: NotRequired[dict[str, dict[str, Any]]]
     refused: NotRequired[list[dict[str, Any]]]
-    json: NotRequired[_Json]
+    json: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -162,7 +138,7 @@ class Table:
     marks: Marks = Marks()
     names: TensorNames = TensorNames()
     meaning: Meaning = Meaning()
-    json: JsonFields | None = None  # None for a format without a config.json
+    json: JsonConfig | None = None  # None for a format without a config.json
     writable: bool = True
 
     def find_prefix(self, names: Iterable[str]) -> str | None:
@@ -318,7 +294,10 @@ def _read_table(path: Path, tower: str = "") -> Table:
     if isinstance(tensors := raw.get("tensors"), dict):
         # A variable may have several names: each is read, and the first whose conditions hold is written.
         raw["tensors"] = {name: [texts] if isinstance(texts, str) else texts for name, texts in tensors.items()}
-    if wrong := list(table_problems(raw, _File, str(path))):
+    wrong = list(table_problems(raw, _File, str(path)))
+    if not wrong and raw.get("json", "timm") not in JSON_CONFIGS:
+        wrong = [f"{path}.json must be one of {list(JSON_CONFIGS)}. Received: {raw['json']!r:.200}"]
+    if wrong:
         raise ValueError("; ".join(wrong))
     try:
         kind = TextConfig if tower == "text" else ViTConfig
@@ -329,7 +308,7 @@ def _read_table(path: Path, tower: str = "") -> Table:
             marks=Marks(tuple(raw["detect"]), tuple(raw.get("detect_absent", ()))),
             names=TensorNames(**_arguments(TensorNames, raw)),
             meaning=Meaning(**_arguments(Meaning, raw)),
-            json=JsonFields.from_table(raw["json"]) if "json" in raw else None,
+            json=JSON_CONFIGS[raw["json"]] if "json" in raw else None,
             **{key: raw[key] for key in ("format", "container", "layout", "writable") if key in raw},
         )
     except (ArithmeticError, RecursionError, TypeError, ValueError) as error:

@@ -198,7 +198,7 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
 
 def _json_fields(values: Mapping[str, Any], own: Any, table: Table) -> dict[str, Any]:
     """Return the fields of ViTConfig that a config.json states; `own` is the part of the backbone."""
-    fields = config_json.to_fields(own, table.json) if isinstance(own, dict) and table.json else {}
+    fields = table.json.read(own) if isinstance(own, dict) and table.json else {}
     if values.get("is_hybrid"):
         fields.pop("patch_size", None)  # that of the ResNet and the patches together
         fields["resnet"] = published.bit_config(values.get("backbone_config"))

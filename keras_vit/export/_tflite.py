@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import keras
 import numpy as np
 
-from keras_vit._util.checks import as_path
+from keras_vit._util.checks import as_path, option_names
 from keras_vit.errors import VerificationError
 from keras_vit.export._temporary import check_file_path, temporary_path
 from keras_vit.export.check import samples
@@ -115,23 +115,8 @@ def tflite(
         >>> report.mode, report.agreement
         ('dynamic', 1.0)
     """
-    arguments: dict[str, Any] = {
-        "quantize": quantize,
-        "batch": batch,
-        "image_size": image_size,
-        "patch_size": patch_size,
-        "input_dtype": input_dtype,
-        "source_size": source_size,
-        "resize": resize,
-        "output": output,
-        "attention": attention,
-        "patches": patches,
-        "labels": labels,
-        "least_cosine": least_cosine,
-        "least_agreement": least_agreement,
-        "threads": threads,
-    }
-    options = Options(**arguments)
+    arguments = locals()
+    options = Options(**{name: arguments[name] for name in option_names(Options)})
     return _export(
         model, Path(as_path(path, "path")), options, calibration=calibration, images=verify, progress=progress
     )

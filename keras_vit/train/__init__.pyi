@@ -1,6 +1,6 @@
 from ._recipe import Recipe as Recipe
-from ._recipe_file import recipe as recipe
-from ._recipe_file import recipes as recipes
+from ._recipe import recipe as recipe
+from ._recipe import recipes as recipes
 from .loop.held_out import Best as Best
 from .loop.run import Result as Result
 from .loop.run import run as run

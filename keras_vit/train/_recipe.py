@@ -1,15 +1,20 @@
-"""Training recipes: one frozen dataclass, checked when it is created. Needs neither Keras nor TensorFlow."""
+"""Training recipes: one frozen dataclass, read from zoo/recipes/*.toml or a user's own file, and checked when created.
+
+Needs neither Keras nor TensorFlow.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
+import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from keras_vit._util import data_files
 from keras_vit._util.checks import (
     Count,
     NonNegative,
@@ -17,14 +22,15 @@ from keras_vit._util.checks import (
     PositiveShare,
     Share,
     WholeNumber,
+    as_path,
     as_python,
     field_rules,
     given,
     pair,
+    table_problems,
 )
 from keras_vit._util.text import suggestion
 from keras_vit.model.config import ViTConfig, check_fields
-from keras_vit.model.sizes import canonical_name
 
 HIDDEN_SIZE = "hidden_size"  # value of config's representation_size: the width of the model's tokens
 EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "warmup_steps": "warmup_fraction", "warmup_fraction": "warmup_steps"}
@@ -47,7 +53,6 @@ class Recipe:
         name: name of the recipe; for a file, its name without ".toml".
         source: where its values were published, and which values differ from the publication.
         notes: caveats for users.
-        variant: name of the variant of the file that is applied; None for none.
 
         start: initial weights where the model is given by name: "pretrained" or "scratch".
         objective: "softmax", "sigmoid" (independent classes), "silog" (depth), "masked_patch" (paper, appendix B.1.2),
@@ -125,7 +130,6 @@ class Recipe:
     name: str
     source: str = ""
     notes: tuple[str, ...] = ()
-    variant: str | None = None
 
     start: Literal["pretrained", "scratch"] = "pretrained"
     objective: Literal["softmax", "sigmoid", "silog", "masked_patch", "distill", "distill_features"] = "softmax"
@@ -187,7 +191,8 @@ class Recipe:
     eval_steps: Count | Literal["auto"] | None = "auto"
     log_steps: Count = 10
 
-    origin: Origin | None = field(default=None, repr=False, compare=False)  # no setting: used by `replace`
+    # No setting: the fields that were changed after the recipe was read; None for a recipe that was not read.
+    changed: frozenset[str] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in FIELD_RULES:
@@ -248,48 +253,38 @@ class Recipe:
         """Return the recipe with some fields changed.
 
         `steps` and `epochs` replace each other, as do `warmup_steps` and `warmup_fraction`. In a shorter run the
-        warm-up keeps its share of the updates, unless it is changed too. Fields of `config` are added to those that are
-        set. `variant` selects a variant of the file; fields changed before keep their values.
+        warm-up keeps its share of the updates, unless it is or was changed too. Fields of `config` are added to those
+        that are set.
 
         Args:
             **changes: fields and their new values.
 
         Raises:
-            ValueError: A field or variant is unknown (the message names the nearest), or a value is not valid.
+            ValueError: A field is unknown (the message names the nearest), or a value is not valid.
 
         Example:
             >>> short = keras_vit.train.recipe("finetune").replace(steps=2000, learning_rate=0.01)
             >>> short.resolved_warmup(2000)  # 500 of 20,000
             50
         """
-        origin = self.origin or Origin(stated={name: getattr(self, name) for name in FIELD_RULES})
         for name in changes:
             if name not in FIELD_RULES:
                 raise ValueError(f"A recipe has no field {name!r:.200}; {suggestion(name, FIELD_RULES)}.")
-        changes = read_none(changes)
-        variant = changes.pop("variant", self.variant)
-        if variant not in {None, self.variant, *origin.variants}:
-            raise ValueError(
-                f"Recipe {self.name!r} has no variant {variant!r}; {suggestion(variant, origin.variants)}."
-            )
-        return dataclasses.replace(origin, changes=merge_fields(origin.changes, changes)).build(variant)
+        own = {name: getattr(self, name) for name in FIELD_RULES}
+        changed = None if self.changed is None else self.changed | changes.keys()
+        return Recipe(**merge_fields(own, read_none(changes), stated=self.changed or ()), changed=changed)
 
-    def for_model(self, architecture: str) -> Recipe:
-        """Return the recipe with the variant that its file names for a model, unless a variant is chosen already.
+    def is_stated(self, field: str) -> bool:
+        """Return whether the user chose the value of a field, and not the recipe's file.
 
         Args:
-            architecture: the model's, in any spelling; if the file does not name it, the recipe stays unchanged.
+            field: name of the field.
 
         Example:
-            >>> keras_vit.train.recipe("augreg").for_model("B/16").variant
-            'medium2'
+            >>> keras_vit.train.recipe("finetune", steps=500).is_stated("steps")
+            True
         """
-        if self.origin is None or self.variant:
-            return self
-        with contextlib.suppress(ValueError):  # the name of a user's own model, which no file can have
-            architecture = canonical_name(architecture)
-        variant = self.origin.variant_of.get(architecture)
-        return self if variant is None else self.replace(variant=variant)
+        return self.changed is None or field in self.changed
 
     def config_changes(self, config: ViTConfig) -> dict[str, Any]:
         """Return the fields of a model's config that this recipe changes: its `config` and `image_size`.
@@ -341,36 +336,36 @@ class Recipe:
         return total_steps // 5
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as values that JSON can hold; `Recipe(**d)` gives the recipe back.
+        """Return all fields as values that JSON can hold; `from_dict` gives the recipe back.
 
         Example:
             >>> recipe = keras_vit.train.recipe("digits")
-            >>> keras_vit.train.Recipe(**recipe.to_dict()) == recipe
+            >>> keras_vit.train.Recipe.from_dict(recipe.to_dict()) == recipe
             True
         """
         fields = {name: getattr(self, name) for name in FIELD_RULES}
         return dict(json.loads(json.dumps(fields, default=dataclasses.asdict)))
 
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Recipe:
+        """Return the recipe that `to_dict` stored, also that of an earlier version, which named its variant.
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """The parts that a recipe is merged from; later ones override earlier ones. Any part can be replaced."""
+        Args:
+            fields: as `to_dict` returns them.
 
-    stated: Mapping[str, Any]  # fields for every variant
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> fields that it changes
-    variant_of: Mapping[str, str] = field(default_factory=dict)  # architecture -> name of its variant
-    changes: Mapping[str, Any] = field(default_factory=dict)  # fields that the user changed
-
-    def build(self, variant: str | None) -> Recipe:
-        """Return the recipe with a variant, or with none."""
-        fields = merge_fields(self.stated, self.variants.get(variant or "", {}))
-        return Recipe(**{**merge_fields(fields, self.changes), "variant": variant, "origin": self})
+        Example:
+            >>> keras_vit.train.Recipe.from_dict(keras_vit.train.recipe("digits").to_dict()).epochs
+            100.0
+        """
+        return cls(**{name: value for name, value in fields.items() if name != "variant"}, changed=frozenset())
 
 
-FIELD_RULES = {name: rule for name, rule in field_rules(Recipe).items() if name != "origin"}
+FIELD_RULES = {name: rule for name, rule in field_rules(Recipe).items() if name != "changed"}
 REQUIRED = {f.name for f in dataclasses.fields(Recipe) if f.default is f.default_factory is dataclasses.MISSING}
-# AugReg has a variant called "none".
-_OPTIONAL = {name for name, rule in FIELD_RULES.items() if rule.is_optional} - {"variant"}
+_OPTIONAL = {name for name, rule in FIELD_RULES.items() if rule.is_optional}
+# Keys of a file; `Recipe` checks the values. The recipe's name is the file's.
+_KEYS = dict.fromkeys(FIELD_RULES.keys() - {"name"}, NotRequired[Any])
+_File = TypedDict("_File", {**_KEYS, "source": NotRequired[str], "extends": NotRequired[str]})  # type: ignore[misc]
 
 
 def read_none(fields: Mapping[str, Any], optional: Collection[str] = _OPTIONAL) -> dict[str, Any]:
@@ -381,13 +376,15 @@ def read_none(fields: Mapping[str, Any], optional: Collection[str] = _OPTIONAL) 
     }
 
 
-def merge_fields(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields with some of them changed, by the rules of `Recipe.replace`."""
+def merge_fields(
+    fields: Mapping[str, Any], changes: Mapping[str, Any], *, stated: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return fields with some of them changed, by the rules of `Recipe.replace`; `stated` ones were changed before."""
     merged = {**fields, **changes}
     for one, other in EXCLUSIVE.items():
         if changes.get(one) is not None and other not in changes:
             merged.pop(other, None)
-    if not changes.keys() & {"warmup_steps", "warmup_fraction"}:
+    if not {"warmup_steps", "warmup_fraction"} & {*changes, *stated}:
         merged |= _scaled_warmup(fields, changes)
     if all(isinstance(layer.get("config"), Mapping) for layer in (fields, changes)):
         merged["config"] = {**fields["config"], **changes["config"]}
@@ -406,3 +403,75 @@ def _scaled_warmup(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
         return {"warmup_steps": round(warmup * new_epochs / epochs)}
     # Without the data the steps of the earlier epochs are not known.
     return {"warmup_steps": min(warmup, int(new_steps) // 5)} if epochs and new_steps else {}
+
+
+def recipe(name_or_path: str | os.PathLike[str], **changes: Any) -> Recipe:
+    """Load a training recipe from the zoo or from a file.
+
+    Args:
+        name_or_path: one of `recipes()`, or the path of a .toml file in the format that zoo/README.md describes.
+        **changes: fields to change, as for `Recipe.replace`.
+
+    Raises:
+        ValueError: No recipe has this name (the message names the nearest), or the file or a change is not valid.
+        FileNotFoundError: There is no such file.
+
+    Example:
+        >>> keras_vit.train.recipe("finetune", image_size=224, steps=10_000).learning_rate
+        0.03
+    """
+    path = _find(name_or_path)
+    fields = _read(path)
+    if missing := sorted({"source", *REQUIRED} - fields.keys()):
+        raise ValueError(f"{path} is not a valid recipe: it lacks the keys {missing}")
+    try:
+        loaded = Recipe(**fields, changed=frozenset())
+    except ValueError as error:
+        raise ValueError(f"{path} is not a valid recipe: {error}") from None
+    return loaded.replace(**changes) if changes else loaded
+
+
+def recipes() -> list[str]:
+    """Return the names of the recipes that come with the package.
+
+    Example:
+        >>> "finetune" in keras_vit.train.recipes()
+        True
+    """
+    return sorted(path.stem for path in _folder().glob("*.toml"))
+
+
+def _folder() -> Path:
+    return data_files.folder("zoo") / "recipes"
+
+
+def _find(name_or_path: str | os.PathLike[str]) -> Path:
+    name = as_path(name_or_path, "recipe")
+    path = Path(name)
+    if path.suffix != ".toml":
+        if name not in recipes():
+            near = suggestion(name, recipes())
+            raise ValueError(f"There is no recipe {name!r:.200}, and it is not a .toml file; {near}.")
+        return _folder() / f"{name}.toml"
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {recipes()}")
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the fields of a file, with those of the recipe that it extends."""
+    table = data_files.read_toml(path)
+    if wrong := list(table_problems(table, _File, path.name)):
+        raise ValueError(f"{path} is not a valid recipe: " + "; ".join(wrong))
+    extended = table.pop("extends", None)
+    fields = {"name": path.stem, **read_none(table)}
+    if extended is None:
+        return fields
+    known = set(recipes()) - {path.stem}
+    if extended not in known:
+        raise ValueError(
+            f"{path.name}.extends names no recipe of the zoo: {extended!r}; {suggestion(extended, known)}."
+        )
+    base = _read(_find(extended))
+    base |= {"source": f"changes to {extended}: {base['source']}", "notes": ()}
+    return merge_fields(base, fields)

@@ -68,7 +68,6 @@ class CompiledRun:
 
     outputs: dict[str, np.ndarray]  # for all images
     milliseconds: float  # median time of an image
-    is_fully_accelerated: bool  # whether the accelerator takes every operator
     messages: str  # what LiteRT wrote, with the reasons for operators that stay on the CPU
 
 
@@ -147,7 +146,7 @@ def _run(work: Path, path: str, hardware: list[str]) -> None:
         times.append(1000 * (time.perf_counter() - began) / batch)
     joined = {output: np.concatenate(parts[1:])[: len(images)] for output, parts in outputs.items()}
     np.savez(work / "outputs.npz", allow_pickle=False, **joined)
-    report = {"milliseconds": statistics.median(times[1:]), "is_fully_accelerated": model.is_fully_accelerated()}
+    report = {"milliseconds": statistics.median(times[1:])}
     (work / "report.json").write_text(json.dumps(report))
 
 

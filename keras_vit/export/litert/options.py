@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from keras_vit._util.checks import Count, as_python, field_rules, given, pair
+from keras_vit._util.checks import Count, as_python, field_rules, given, option, option_names, pair
 from keras_vit.export.litert.operators import RoundedDense
 from keras_vit.export.litert.storage import FLOAT32, StorageRules
 from keras_vit.model.config import ViTConfig
@@ -17,37 +17,34 @@ Patches = Literal["dense", "convolution"]
 Norms = Literal["float", "int16"]
 Cosine = Annotated[float, "[-1, 1]"]
 Fraction = Annotated[float, "[0, 1]"]
-# Fields whose annotations say all that is accepted.
-CHECKED = (
-    "batch",
-    "input_dtype",
-    "resize",
-    "output",
-    "patches",
-    "least_cosine",
-    "least_agreement",
-    "threads",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The arguments of `export.tflite`, whose docstring says what they mean, and below them what follows from these."""
+    """The options of `export.tflite` and `keras-vit export`, and below them what follows from these."""
 
-    quantize: Any = "none"
-    batch: Count | None = 1  # None is any number, which the caller sets with `resize_tensor_input`
-    image_size: Any = None
-    patch_size: Any = None
-    input_dtype: Literal["float32", "uint8"] = "float32"
-    source_size: Any = None
-    resize: Literal["exact", "builtin"] = "exact"
-    output: Literal["logits", "probabilities", "classes"] = "logits"
-    attention: bool = False
-    patches: Patches | None = "dense"  # None: the mode's
-    labels: Any = None
-    least_cosine: Cosine | None = None
-    least_agreement: Fraction | None = None
-    threads: Count = 2
+    quantize: Any = option("dynamic", "A mode (none, float16, dynamic, int8 ...) or a .toml file.")
+    batch: Count | None = option(1, "Images per call; 0: any number.")  # None in Python
+    image_size: Any = option(None, "Pixels: 384 or HEIGHTxWIDTH.", is_size=True)
+    patch_size: Any = option(None, "Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.", is_size=True)
+    input_dtype: Literal["float32", "uint8"] = option(
+        "float32", "float32 (preprocessed images) or uint8 (pixels).", flag="--input"
+    )
+    source_size: Any = option(None, "Size of the images that the file resizes itself.", is_size=True)
+    resize: Literal["exact", "builtin"] = option("exact", "Resize method: exact (as preprocess) or builtin.")
+    output: Literal["logits", "probabilities", "classes"] = option(
+        "logits", "logits or probabilities; of a model of maps logits or classes."
+    )
+    attention: bool = option(False, "Also output the class token's attention.")
+    patches: Patches | None = option(None, "How patches are embedded: dense or convolution; default: the mode's.")
+    labels: Any = option(None, "A list of the zoo, or a text file with one class per line.")
+    least_cosine: Cosine | None = option(
+        None, "Least cosine similarity, also of differences between images; default: the mode's."
+    )
+    least_agreement: Fraction | None = option(
+        None, "Least share of images with the same best class or a near tie; default: the mode's."
+    )
+    threads: Count = option(2, "Threads for timing the file.")
 
     storage: StorageRules = FLOAT32  # the mode's
     norms: Norms = "float"  # the mode's
@@ -90,7 +87,7 @@ class Options:
     def problems(self) -> Iterator[str]:
         """Yield one sentence for each option that is wrong for every model."""
         rules = field_rules(Options)
-        for name in CHECKED:
+        for name in option_names(Options):
             yield from rules[name].problems(as_python(getattr(self, name)), name)
         try:
             _ = self.source_sides

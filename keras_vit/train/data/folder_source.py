@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from keras_vit._util.image_paths import READABLE
 from keras_vit._util.text import abbreviated, escaped
-from keras_vit.train.data.dataset_files import find_damaged, hash64, is_folder, list_files, read_image
-from keras_vit.train.data.split import Data, DataRequest, Example, RandomAccess
+from keras_vit.train.data.dataset_files import hash64, is_decodable, is_folder, list_files, read_image
+from keras_vit.train.data.split import Damage, Data, DataRequest, Example, RandomAccess
 
 TRAIN, ALL, HELD_OUT, REST = "train", "all", "held-out", "all but held-out"
 EVALUATION_FOLDERS = ("val", "validation", "test")  # the first that exists is the evaluation split
@@ -70,7 +70,7 @@ def open_folder(folder: str, request: DataRequest) -> Data:
     classes = _class_names(f"{folder}/{naming_split}".rstrip("/"))
     listings = list_parts(train, evaluation, lambda part: _list_part(folder, part, classes))
     _warn_unread(folder, unread_files(listings))
-    splits = [_open_listing(listing, request) if listing else None for listing in listings]
+    splits = [open_listing(each, request, labels=each.labels) if each else None for each in listings]
     return Data(
         name=escaped(folder),
         train=splits[0],
@@ -92,7 +92,8 @@ def _open_unlabelled(folder: str, request: DataRequest) -> Data:
     if not images:
         raise FileNotFoundError(f"{escaped(folder)} has no images. Expected: files that end in {', '.join(READABLE)}")
     _warn_unread(folder, unread)
-    split = _open_listing(Listing(folder, images, np.zeros(len(images), np.int64), unread), request)
+    listing = Listing(folder, images, np.zeros(len(images), np.int64), unread)
+    split = open_listing(listing, request, labels=listing.labels)
     return Data(name=escaped(folder), train=split, evaluation=None, num_classes=1, class_names=(), is_labelled=False)
 
 
@@ -129,25 +130,40 @@ def unread_files(listings: Sequence[Listing | None]) -> list[str]:
 
 def open_listing(
     listing: Listing,
-    find_bad: Callable[[], Sequence[int]],
+    request: DataRequest,
     *,
     labels: Sequence[bytes] | np.ndarray,
     read_label: Callable[[tf.Tensor], tf.Tensor] = lambda label: label,
+    check_label: Callable[[int], str | None] = lambda index: None,
 ) -> RandomAccess:
-    """Return the split of listed images; `read_label` maps an element of `labels` to the label of an example."""
+    """Return the split of listed images; `read_label` maps an element of `labels` to the label of an example.
+
+    `check_label` returns why a label cannot be used, of an image that can be decoded.
+    """
     paths = [f"{listing.folder}/{file}" for file in listing.files]
 
     def make_reader() -> Callable[[tf.Tensor], Example]:
         files, values = tf.constant([os.fsencode(path) for path in paths]), tf.constant(labels)
         return lambda index: {"image": read_image(files[index]), "label": read_label(values[index])}
 
+    def check(index: int) -> str | None:
+        try:
+            is_image = is_decodable(read_image(os.fsencode(paths[index])))
+        except tf.errors.OpError:  # a file that is lost meanwhile, which the reader names
+            return None
+        return check_label(index) if is_image else "cannot be decoded"
+
+    def name_of(index: int) -> str:
+        return escaped(paths[index])
+
+    folder, fail = escaped(listing.folder), request.on_bad_image == "fail"
     return RandomAccess(
-        name=escaped(listing.folder),
+        name=folder,
         count=len(paths),
         unread=listing.unread,
         make_reader=make_reader,
-        find_bad=find_bad,
-        example_name=lambda index: escaped(paths[index]),
+        damage=Damage(folder, len(paths), name_of, check, fail=fail),
+        example_name=name_of,
     )
 
 
@@ -156,18 +172,6 @@ def leave_out(message: str, count: str, *, fail: bool) -> None:
     if fail:
         raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip" (--on-bad-image skip).')
     warnings.warn(f"{message} Left out: {count}.", stacklevel=4)
-
-
-def _open_listing(listing: Listing, request: DataRequest) -> RandomAccess:
-    def find_bad() -> Sequence[int]:
-        damaged = find_damaged(listing.folder, listing.files)
-        if damaged:
-            files = abbreviated([listing.files[i] for i in damaged])
-            message = f"Images of {escaped(listing.folder)} that cannot be decoded: {files}."
-            leave_out(message, f"{len(damaged):,} of {len(listing.files):,}", fail=request.on_bad_image == "fail")
-        return damaged
-
-    return open_listing(listing, find_bad, labels=listing.labels)
 
 
 def _list_part(folder: str, part: Part, classes: list[str]) -> Listing:

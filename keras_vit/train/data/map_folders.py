@@ -27,7 +27,7 @@ import tensorflow as tf
 from keras_vit._util.text import abbreviated, escaped, install_command
 from keras_vit.dense.task import IGNORED, Depth, Segmentation
 from keras_vit.model.images import jpeg_png
-from keras_vit.train.data.dataset_files import find_damaged, is_folder, list_files, python_errors, read_image
+from keras_vit.train.data.dataset_files import is_folder, list_files, python_errors, read_image
 from keras_vit.train.data.folder_source import (
     EVALUATION_FOLDERS,
     TRAIN,
@@ -69,10 +69,9 @@ def open_map_folder(folder: str, kind: str, request: DataRequest) -> Data:
     """Return the data set in a local or remote folder."""
     train, evaluation, _ = choose_parts(folder, request)
     listings = list_parts(train, evaluation, lambda part: _list_part(folder, kind, part))
-    fail = request.on_bad_image == "fail"
     if misfits := unread_files(listings):
         message = f"Files of {escaped(folder)} without a partner of the same name: {abbreviated(misfits)}."
-        leave_out(message, f"{len(misfits):,}", fail=fail)
+        leave_out(message, f"{len(misfits):,}", fail=request.on_bad_image == "fail")
     read: Callable[[bytes], np.ndarray] = read_mask
     make_task: type[Any] = Segmentation
     class_names: tuple[str, ...] = ()
@@ -85,9 +84,10 @@ def open_map_folder(folder: str, kind: str, request: DataRequest) -> Data:
     def open_maps(listing: Listing) -> RandomAccess:
         return open_listing(
             listing,
-            lambda: _find_bad(listing, task, read, fail=fail),
+            request,
             labels=[os.fsencode(f"{folder}/{name}") for name in listing.labels],
             read_label=lambda path: _load_in_graph(path, read, dtype),
+            check_label=lambda index: _check_map(listing, index, task, read),
         )
 
     splits = [open_maps(listing) if listing else None for listing in listings]
@@ -169,7 +169,7 @@ def _class_names(folder: str, listings: Sequence[Listing | None]) -> tuple[str, 
     def count(path: str) -> int:
         try:
             return Segmentation.count_classes(_load(path, read_mask))
-        except ValueError:  # reported when all files are checked
+        except ValueError:  # reported when the map is read
             return 0
 
     with ThreadPoolExecutor() as pool:
@@ -190,31 +190,16 @@ def _depth_scale(folder: str) -> float:
     return scale
 
 
-def _find_bad(listing: Listing, task: Any, read: Callable[[bytes], np.ndarray], *, fail: bool) -> Sequence[int]:
-    """Return the indices of images that, or whose maps, cannot be used, after a warning; or raise a ValueError.
-
-    A map with numbers of other classes is always an error.
-    """
-    reasons: list[str] = []
-
-    def check(image: str, map: str) -> bool:
-        try:
-            values = _load(map, read)
-            _check_size(image, map, values)
-        except ValueError as error:
-            reasons.append(str(error))
-            return False
-        task.check_labels(escaped(map), values)
-        return True
-
-    maps = listing.labels.tolist()
-    bad = find_damaged(listing.folder, listing.files, maps, check, version=f"maps of {task.num_classes} classes")
-    if bad:
-        names = abbreviated([listing.files[i] for i in bad])
-        why = f" ({abbreviated(sorted(reasons), 2)})" if reasons else ""
-        message = f"{escaped(listing.folder)} has images that cannot be used: {names}{why}."
-        leave_out(message, f"{len(bad):,} of {len(listing.files):,}", fail=fail)
-    return bad
+def _check_map(listing: Listing, index: int, task: Any, read: Callable[[bytes], np.ndarray]) -> str | None:
+    """Return why the map of an image cannot be used; raise a ValueError for a map with numbers of other classes."""
+    image, map = (f"{listing.folder}/{names[index]}" for names in (listing.files, listing.labels))
+    try:
+        values = _load(map, read)
+        _check_size(image, map, values)
+    except ValueError as error:
+        return f"has a map that does not fit: {error}"
+    task.check_labels(escaped(map), values)
+    return None
 
 
 def read_mask(data: bytes) -> np.ndarray:

@@ -5,12 +5,14 @@ number `p % count` of the epoch's permutation, which depends on (seed, epoch). B
 `b * batch` to `(b + 1) * batch`; replica `r` of `n` reads the `r`-th of its `n` equal parts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 # TensorFlow permutes 32-bit numbers (tensorflow/core/kernels/random_index_shuffle.cc); larger sets repeat examples.
 MAX_EXAMPLES = 2**31 - 1
+AHEAD = 2  # batches whose indices are computed at once
 MAX_BATCHES = 2**40  # more than any run needs; times a batch size, it still fits int64
 
 
@@ -38,18 +40,24 @@ class Order:
         return range(first, first + self.local_replicas * self.replica_batch)
 
 
-def positions(order: Order, count: int) -> tf.data.Dataset:
-    """Return the worker's endless stream of (position, index), int64 scalars; an epoch has `count` examples."""
+def positions(
+    order: Order, count: int, replace: Callable[[tf.Tensor], tf.Tensor] = lambda index: index
+) -> tf.data.Dataset:
+    """Return the worker's endless stream of (position, index), int64 scalars; an epoch has `count` examples.
+
+    `replace` maps the indices of a batch to those that are read in their place.
+    """
 
     def batch_positions(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         position = number * order.batch + tf.range(order.local.start, order.local.stop, dtype=tf.int64)
         index = position % count
         if order.shuffle:
             index = _permute(index, epoch=position // count, seed=order.seed, count=count)
-        return position, index
+        return position, replace(index)
 
     # A batch at a time: one call per position takes three times as long.
-    return tf.data.Dataset.range(order.start, MAX_BATCHES).map(batch_positions).unbatch()
+    batches = tf.data.Dataset.range(order.start, MAX_BATCHES)
+    return batches.map(batch_positions, num_parallel_calls=AHEAD, deterministic=True).unbatch()
 
 
 def _permute(index: tf.Tensor, *, epoch: tf.Tensor, seed: int, count: int) -> tf.Tensor:

@@ -100,12 +100,13 @@ def evaluation_batches(
     model_input: ModelInput,
     task: Task,
 ) -> tf.data.Dataset:
-    """Return every valid example once, prepared as `model.preprocess` does, in batches of equal size.
+    """Return every example that can be used once, prepared as `model.preprocess` does, in batches of equal size.
 
     `only` are the indices of the examples to read; None reads all. `shard` is a worker's number and the number of
-    workers: all get equally many batches, a multiple of `multiple`. Black images of weight 0 fill the last batches. A
-    batch has `image`, float32 (batch, height, width, channels), `label`, the targets of the task, float32 (batch, ...),
-    `index`, int64 (batch,), and `weight`, float32 (batch,): 1 for an example, 0 for padding.
+    workers: all get equally many batches, a multiple of `multiple`. Black images of weight 0 fill the last batches, as
+    many more as examples cannot be used. A batch has `image`, float32 (batch, height, width, channels), `label`, the
+    targets of the task, float32 (batch, ...), `index`, int64 (batch,), and `weight`, float32 (batch,): 1 for an
+    example, 0 for padding.
     """
     prepare = model_input.prepare_function()
 
@@ -115,7 +116,7 @@ def evaluation_batches(
         return {"image": image, "label": label, "index": example["index"], "weight": tf.constant(1.0)}
 
     number, shards = shard
-    count = split.num_valid if only is None else len(only)
+    count = split.count if only is None else len(only)
     examples = split.iterate_once(only=only, shard=number, shards=shards)
     prepared = examples.map(prepare_example, num_parallel_calls=CORES)
     padding = tf.data.Dataset.from_tensors(

@@ -19,7 +19,7 @@ from keras_vit._util.text import error_reason
 from keras_vit._util.tfrecords import count_records
 from keras_vit.train.data.dataset_files import READ_ERRORS
 from keras_vit.train.data.order import MAX_BATCHES, Order
-from keras_vit.train.data.split import Example, Indices, RandomAccess, Split
+from keras_vit.train.data.split import LABELS_AT_ONCE, Example, Indices, RandomAccess, Split
 
 Parse = Callable[[tf.Tensor, tf.Tensor], Example]  # from the index and the record of an example
 PREPARE_AGAIN = "Prepare the data set again"
@@ -156,6 +156,11 @@ class RecordStream(Split):
             mask = tf.constant(is_chosen)
             stream = stream.filter(lambda index, _: mask[index])
         return self._parse_all(stream.map(lambda index, record: (index, (index, record))))
+
+    def labels(self) -> np.ndarray:
+        """See `Split`."""
+        stream = self.iterate_once().map(lambda example: example["label"]).batch(LABELS_AT_ONCE)
+        return np.concatenate(list(stream.as_numpy_iterator()))
 
     def _epoch(self, order: Order, number: tf.Tensor) -> tf.data.Dataset:
         if not order.shuffle:

@@ -12,11 +12,15 @@ An example is a dictionary:
 """
 
 import abc
+import atexit
 import dataclasses
 import functools
+import gc
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,13 +30,84 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit._util.checks import one_of
+from keras_vit._util.text import abbreviated
 from keras_vit.model.labels import match_classes, names
 from keras_vit.model.task import Classification, Task
 from keras_vit.train.data.dataset_files import is_decodable
-from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
+from keras_vit.train.data.order import AHEAD, MAX_EXAMPLES, Order, positions
+
+LABELS_AT_ONCE = 1024
+CHECKED_AT_ONCE = 64  # images
 
 Example = dict[str, tf.Tensor]
 Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+class Damage:
+    """The images of a folder that cannot be used. A file is checked when it is first read, once in a process."""
+
+    GOOD, BAD = 1, 2
+    NAMED = 10  # images that a warning names
+
+    def __init__(
+        self, folder: str, count: int, name_of: Callable[[int], str], check: Callable[[int], str | None], *, fail: bool
+    ) -> None:
+        """Create a record of `count` images; `check` returns why one cannot be used. `fail` makes that an error."""
+        self.reasons: dict[int, str] = {}  # index of an image -> why it cannot be used
+        self.error: ValueError | None = None  # that ended the reading: TensorFlow replaces it by one of its own
+        self._folder, self._count, self._fail = folder, count, fail
+        self._name_of, self._check = name_of, check
+        self._states = np.zeros(count, np.int8)
+        self._warned = 0
+
+    def is_readable(self, index: int) -> bool:
+        """Return whether an image can be used; raise a ValueError if that must not be."""
+        if not self._states[index]:
+            try:
+                reason = self._check(index)
+                if reason and self._fail:
+                    raise ValueError(
+                        f'{self._name_of(index)} {reason}. Remove the file, or skip it with on_bad_image="skip" '
+                        "(--on-bad-image skip)."
+                    )
+            except ValueError as error:
+                self.error = error
+                raise
+            if reason:
+                self.reasons[index] = reason
+            self._states[index] = self.BAD if reason else self.GOOD
+        return bool(self._states[index] == self.GOOD)
+
+    def are_readable(self, indices: Indices) -> npt.NDArray[np.bool_]:
+        """Return whether each of some images can be used."""
+        new = indices[self._states[indices] == 0].tolist()
+        if new:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(self.is_readable, new))
+        return self._states[indices] == self.GOOD
+
+    def replaced(self, indices: Indices) -> Indices:
+        """Return for each index the first from it on of an image that can be used; after the last comes number 0."""
+        is_bad = ~self.are_readable(indices)
+        return np.array([self._next(index) if bad else index for index, bad in zip(indices, is_bad, strict=True)])
+
+    def _next(self, index: int) -> int:
+        for number in range(index + 1, index + self._count):
+            if self.is_readable(number % self._count):
+                return number % self._count
+        self.error = ValueError(f"None of the {self._count:,} images of {self._folder} can be decoded.")
+        raise self.error
+
+    def warn(self) -> None:
+        """Warn of the images that were left out, if there are more than at the last warning."""
+        found = [f"{self._name_of(index)} {reason}" for index, reason in sorted(self.reasons.items())]
+        if len(found) > self._warned:
+            self._warned = len(found)
+            warnings.warn(
+                f"Images of {self._folder} that cannot be used: {abbreviated(found, self.NAMED)}. "
+                f"Left out: {len(found):,} of {self._count:,}.",
+                stacklevel=3,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,32 +115,41 @@ class Split(abc.ABC):
     """Examples that can be read in any order."""
 
     name: str  # for messages, such as "cifar10 train[:90%]"
-    count: int  # examples per epoch, including those whose image cannot be decoded
+    count: int  # examples per epoch, including those whose image cannot be used
     unread: Sequence[str] = ()  # other files of the folder, which are not examples of any split
     renumber: Callable[[tf.Tensor], tf.Tensor] | None = None  # gives a label the new numbers of its classes
     check: Callable[[], None] = lambda: None  # raises a ValueError that names a damaged file of records
+    damage: Damage | None = None  # of a folder; of other data each example must be readable
 
     def __post_init__(self) -> None:
         if not 0 < self.count <= MAX_EXAMPLES:
             raise ValueError(f"{self.name} has {self.count:,} examples. Expected: 1 to {MAX_EXAMPLES:,}")
 
     @property
-    def bad(self) -> Sequence[str]:
-        """Names of the examples that are skipped because they cannot be decoded."""
-        return ()
+    def num_skipped(self) -> int:
+        """Number of examples that were left out because they cannot be used, of those that were read until now."""
+        return len(self.damage.reasons) if self.damage else 0
 
-    @property
-    def num_valid(self) -> int:
-        """Number of examples that `iterate_once` yields."""
-        return self.count - len(self.bad)
+    def is_readable(self, index: int) -> bool:
+        """Return whether an example can be used."""
+        return self.damage is None or self.damage.is_readable(index)
+
+    def warn_skipped(self) -> None:
+        """Warn of the examples that were left out since the last warning."""
+        if self.damage:
+            self.damage.warn()
 
     @abc.abstractmethod
     def examples(self, order: Order) -> tf.data.Dataset:
-        """Return an endless stream of examples; the next valid one replaces one that cannot be decoded."""
+        """Return an endless stream of examples; the next that can be used replaces one that cannot."""
 
     @abc.abstractmethod
     def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        """Return every valid example, or `only` those of some indices, in order; a shard has every `shards`-th."""
+        """Return every example that can be used, or `only` some indices, in order; a shard has every `shards`-th."""
+
+    @abc.abstractmethod
+    def labels(self) -> np.ndarray:
+        """Return the labels of all examples in order; no image is decoded."""
 
     def renumbered(self, example: Example) -> Example:
         """Return an image and its label with the new numbers of its classes."""
@@ -76,8 +160,14 @@ class Split(abc.ABC):
         return f"example {index} of {self.name}"
 
     def first_bad(self, order: Order, *, batches: int = 1) -> str | None:
-        """Return the name of the first image in an order's first batches that cannot be decoded, or None."""
+        """Return the name of the first image in an order's first batches that cannot be decoded, or None.
+
+        Raises the error that ended the reading, if it was ours.
+        """
         self.check()
+        if self.damage and self.damage.error:
+            error, self.damage.error = self.damage.error, None
+            raise error
         for example in self.examples(order).take(batches * len(order.local)):
             if example["image"].dtype == tf.string and not is_decodable(example["image"]):
                 return self.name_of(int(example["index"]))
@@ -90,44 +180,35 @@ class RandomAccess(Split):
 
     # Returns the function from an index (int64 scalar) to image and label; called when the first example is needed.
     make_reader: Callable[[], Callable[[tf.Tensor], Example]]
-    find_bad: Callable[[], Sequence[int]] | None = None  # returns the ascending indices of undecodable examples
     example_name: Callable[[int], str] | None = None  # returns the name of an example; None numbers them
-
-    @functools.cached_property
-    def _bad_indices(self) -> np.ndarray:
-        found = np.asarray([] if self.find_bad is None else self.find_bad(), np.int64)
-        if len(found) == self.count:
-            raise ValueError(f"None of the {self.count:,} images of {self.name} can be decoded.")
-        return found
-
-    @functools.cached_property
-    def bad(self) -> Sequence[str]:
-        """Names of the files that cannot be decoded; the first access checks all files."""
-        return tuple(map(self.name_of, self._bad_indices.tolist()))
 
     def examples(self, order: Order) -> tf.data.Dataset:
         """See `Split`."""
-        stream = positions(order, self.count)
-        if self.bad:
-            valid = self._valid_indices()
-            next_valid = np.searchsorted(valid, np.arange(self.count)) % len(valid)
-            replacement = tf.constant(valid[next_valid])
-            stream = stream.map(lambda position, index: (position, replacement[index]))
-        return self._read(stream)
+        if self.damage is None:
+            return self._read(positions(order, self.count))
+        replace = functools.partial(_in_python, self.damage.replaced, dtype=tf.int64)
+        return self._read(positions(order, self.count, replace))
 
     def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """See `Split`."""
-        valid = self._valid_indices()
-        chosen = valid if only is None else np.intersect1d(valid, only)
+        chosen = np.arange(self.count) if only is None else np.unique(only)
         indices = tf.data.Dataset.from_tensor_slices(chosen[shard::shards])
+        if damage := self.damage:
+            batches = indices.batch(CHECKED_AT_ONCE).map(
+                lambda each: (each, _in_python(damage.are_readable, each, dtype=tf.bool)), num_parallel_calls=AHEAD
+            )
+            indices = batches.unbatch().filter(lambda _, is_readable: is_readable).map(lambda index, _: index)
         return self._read(indices.map(lambda index: (index, index)))
+
+    def labels(self) -> np.ndarray:
+        """See `Split`."""
+        read = self.make_reader()
+        stream = tf.data.Dataset.range(self.count).map(lambda index: self.renumbered(read(index))["label"])
+        return np.concatenate(list(stream.batch(LABELS_AT_ONCE).as_numpy_iterator()))
 
     def name_of(self, index: int) -> str:
         """See `Split`."""
         return self.example_name(index) if self.example_name else super().name_of(index)
-
-    def _valid_indices(self) -> np.ndarray:
-        return np.setdiff1d(np.arange(self.count), self._bad_indices, assume_unique=True)
 
     def _read(self, stream: tf.data.Dataset) -> tf.data.Dataset:
         read = self.make_reader()
@@ -136,6 +217,23 @@ class RandomAccess(Split):
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         )
+
+
+def _in_python(function: Callable[[Indices], Any], indices: tf.Tensor, *, dtype: tf.DType) -> tf.Tensor:
+    """Call a function of an array of indices, which returns as many values, from a graph."""
+    atexit.unregister(_forget_last_error)
+    atexit.register(_forget_last_error)
+    values = tf.numpy_function(function, [indices], dtype, stateful=False)
+    return tf.ensure_shape(values, indices.shape)
+
+
+def _forget_last_error() -> None:
+    """Free the pipelines that the traceback of an uncaught error keeps.
+
+    Otherwise they are freed when their threads can call Python no more, and the process never ends.
+    """
+    sys.last_traceback = sys.last_value = None
+    gc.collect()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import Data
-from keras_vit.train.loop import storage
+from keras_vit.train.loop.checkpoints import as_os_error, read_file, remove, replace_file
 from keras_vit.train.measure.evaluation import evaluate
 from keras_vit.train.measure.memory import evaluation_batch
 from keras_vit.train.measure.replicas import replicate
@@ -68,8 +68,8 @@ class HeldOut:
             self._model = state.model.with_config(state.model.config)
         self.best = _read(folder) if folder is not None and not is_new else None
         if folder is not None and is_new:
-            storage.remove(f"{folder}/{RECORD}")
-            storage.remove(f"{folder}/{MODEL}")
+            remove(f"{folder}/{RECORD}")
+            remove(f"{folder}/{MODEL}")
 
     def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
         """Return the metrics after a step, {} without held-out images and labels. `keep` keeps the best model."""
@@ -99,10 +99,10 @@ class HeldOut:
         path = None
         if self._folder is not None:
             path, record = f"{self._folder}/{MODEL}", f"{self._folder}/{RECORD}"
-            with storage.as_os_error(f"{path} cannot be written"):
-                storage.remove(record)  # otherwise a kill would leave the record of another step
+            with as_os_error(f"{path} cannot be written"):
+                remove(record)  # otherwise a kill would leave the record of another step
                 save_model(self._model, path)
-                storage.replace(record, json.dumps({"step": step, **metrics}).encode() + b"\n")
+                replace_file(record, json.dumps({"step": step, **metrics}).encode() + b"\n")
         self.best = Best(step, metrics, path)
         return True
 
@@ -129,7 +129,7 @@ def save_model(model: VisionTransformer, path: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         local = Path(folder) / "model.keras"
         keras.saving.save_model(model, local)
-        storage.replace(path, local.read_bytes())
+        replace_file(path, local.read_bytes())
 
 
 def _score(metrics: dict[str, float]) -> tuple[float, float]:
@@ -143,7 +143,7 @@ def _read(folder: str) -> Best | None:
     if not tf.io.gfile.exists(f"{folder}/{RECORD}"):
         return None
     try:
-        record = json.loads(storage.read(f"{folder}/{RECORD}"))
+        record = json.loads(read_file(f"{folder}/{RECORD}"))
         step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}
         _score(metrics)
         if not tf.io.gfile.exists(f"{folder}/{MODEL}"):

@@ -18,9 +18,11 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
+from keras_vit.train.data.dataset_files import name_bad_image
+from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Data, are_comparable, check_kind, match_data
-from keras_vit.train.loop import checkpoints, storage
+from keras_vit.train.loop.checkpoints import newest, plain_path
 from keras_vit.train.measure import memory
 from keras_vit.train.step import strategies
 from keras_vit.train.step.distill import Teacher, check_student
@@ -41,20 +43,14 @@ def choose_model(
     recipe: Recipe,
     model: str | os.PathLike[str] | ViTConfig | VisionTransformer | DenseModel,
     weights: str | os.PathLike[str] | None = None,
-) -> tuple[Recipe, Source]:
-    """Find what `model` stands for, as `train.run` does; return it with the recipe's variant for the model's name."""
+) -> Source:
+    """Find what `model` stands for, as `train.run` does."""
     if isinstance(model, ViTConfig | Model):
         if weights is not None:
             raise ValueError(
                 f"weights are for a model's name. Received: weights={weights!r:.200} and model={model!r:.200}"
             )
-        return recipe, model
-    choice = _resolve(recipe, model, weights)
-    chosen = recipe.for_model(choice.name) if choice.name else recipe
-    return chosen, choice if chosen.start == recipe.start else _resolve(chosen, model, weights)
-
-
-def _resolve(recipe: Recipe, model: str | os.PathLike[str], weights: str | os.PathLike[str] | None) -> Choice:
+        return model
     return resolve(model, weights, default="default" if recipe.start == "pretrained" else None)
 
 
@@ -70,20 +66,15 @@ def load_model(recipe: Recipe, model: Source) -> Model:
         return load_any(model, dtype="float32")
 
 
-def is_stated(recipe: Recipe, field: str) -> bool:
-    """Return whether the user chose the value of a field, and not the recipe's file."""
-    return recipe.origin is None or field in recipe.origin.changes
-
-
 def fit_length(recipe: Recipe, data: Data, *, replicas: int, say: Say) -> Recipe:
     """Return the recipe with a batch and a number of steps that suit few images, unless the user states them."""
     count = data.training_split().count
     changes: dict[str, Any] = {}
-    if recipe.batch_size > count and not is_stated(recipe, "batch_size"):
+    if recipe.batch_size > count and not recipe.is_stated("batch_size"):
         unit = replicas * (1 if recipe.accumulation == "auto" else recipe.accumulation)
         changes["batch_size"] = unit * 2 ** int(log2(max(count / unit, 1)))
     steps = ceil(MOST_PASSES * count / changes.get("batch_size", recipe.batch_size))
-    if count < FEW_IMAGES and (recipe.steps or 0) > steps and not is_stated(recipe, "steps"):
+    if count < FEW_IMAGES and (recipe.steps or 0) > steps and not recipe.is_stated("steps"):
         changes["steps"] = steps
     if not changes:
         return recipe
@@ -99,12 +90,16 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, sa
     The user states the size of a config or a model, but not that of a name or a file.
     """
     side = min(config.size)
-    is_chosen = recipe.image_size is not None or is_stated(recipe, "image_size") or not isinstance(model, Choice)
+    is_chosen = recipe.image_size is not None or recipe.is_stated("image_size") or not isinstance(model, Choice)
     if is_chosen or not USUAL_SIZE < side == max(config.size):
         return recipe
     split = data.training_split()
     chosen = np.unique(np.linspace(0, split.count - 1, SIZED_IMAGES).astype(np.int64))
-    of_images = int(np.median([min(decode(each["image"]).shape[:2]) for each in split.iterate_once(only=chosen)]))
+    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
+        sides = [min(decode(each["image"]).shape[:2]) for each in split.iterate_once(only=chosen)]
+    if not sides:  # none of these can be decoded
+        return recipe
+    of_images = int(np.median(sides))
     smaller = USUAL_SIZE * max(1, round(of_images / USUAL_SIZE))
     if smaller > 0.75 * side:
         return recipe
@@ -249,7 +244,7 @@ def _fit_memory(
     say: Say,
 ) -> Recipe:
     """Return the recipe with a number of micro-batches, after a check that they fit; `configs`: model and teacher."""
-    found = checkpoints.newest(f"{storage.plain_path(out)}/checkpoints") if out is not None else None
+    found = newest(f"{plain_path(out)}/checkpoints") if out is not None else None
     replicas, room = devices.num_replicas_in_sync, memory.device_memory(strategies.local_replicas(devices))
     is_auto = recipe.accumulation == "auto"
     if is_auto:
@@ -273,11 +268,10 @@ def _fit_memory(
 
 
 def _report_length(recipe: Recipe, total: int, say: Say) -> None:
-    """Say that a short run has a short warm-up; warn of a moving average that is longer than the run."""
-    stated, changes = (recipe.origin.stated, recipe.origin.changes) if recipe.origin else ({}, {})
-    own = stated.get("warmup_steps")
-    if own and recipe.warmup_steps != own and not changes.keys() & {"warmup_steps", "warmup_fraction"}:
-        say(f"warm-up: {recipe.resolved_warmup(total):,} of {total:,} steps; the longer recipe has {own:,}")
+    """Say how long the warm-up of a run of another length is; warn of a moving average that is longer than the run."""
+    changed = recipe.changed or frozenset()
+    if changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
+        say(f"warm-up: {recipe.resolved_warmup(total):,} of {total:,} steps")
     share = recipe.ema_decay**total if recipe.ema_decay else 0.0
     if share > 0.1:
         warnings.warn(

@@ -23,7 +23,7 @@ from keras_vit.train.loop.checkpoints import Checkpoints
 from keras_vit.train.loop.held_out import NAMES
 from keras_vit.train.loop.log_files import Log
 from keras_vit.train.loop.training import Stop, in_thread
-from keras_vit.train.measure.few_shots import feature_collector, read_labels
+from keras_vit.train.measure.few_shots import feature_collector
 from keras_vit.train.measure.least_squares import LeastSquares, cross_validate
 from keras_vit.train.measure.replicas import distribute_batches, replicate
 from keras_vit.train.step import strategies
@@ -31,7 +31,7 @@ from keras_vit.train.step import strategies
 LAYER = "pre_logits"  # the head's input
 # Fields that a probe reads, and those that the commands change for every recipe.
 USED = {"optimizer", "linear_probe", "batch_size", "image_size", "config", "precision", "seed", "checkpoint_minutes"}
-USED |= {"keep", "start", "variant", "accumulation", "reset_head"}
+USED |= {"keep", "start", "accumulation", "reset_head"}
 
 
 class Probe:
@@ -55,8 +55,7 @@ class Probe:
         self.strategy = devices
         self._data = data
         self._splits = [split for split in (data.training_split(), data.evaluation) if split is not None]
-        self._images = [read_labels(split) for split in self._splits]  # the indices of the readable ones, and classes
-        self.total = sum(len(indices) for indices, _ in self._images)
+        self.total = sum(split.count for split in self._splits)
         width = int(self.model.get_layer("head").kernel.shape[0])
         self._features = tf.Variable(tf.zeros((self.total, width)), trainable=False)
         self._done = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -97,12 +96,16 @@ class Probe:
         stop.until = f"this batch of {self.recipe.batch_size} images"
         minutes = self.recipe.checkpoint_minutes
         with counter("Computing features", total=self.total, done=done, show=show) as advance:
-            for batch in self._batches(done):
-                features, *_ = in_thread(collect, [batch])
-                self._features[done : done + len(features)].assign(features)
-                done += len(features)
+            for offset, batch in self._batches(done):
+                if batch is None:  # the end of a split, whose last images may have been left out
+                    end = offset
+                else:
+                    features, _, indices = in_thread(collect, [batch])
+                    self._features.scatter_update(tf.IndexedSlices(features, offset + indices))
+                    end = offset + int(indices.max(initial=done - offset - 1)) + 1
+                advance(end - done, f"{(end - first) / (time.monotonic() - start):,.0f} images/s")
+                done = end
                 self._done.assign(done)
-                advance(len(features), f"{(done - first) / (time.monotonic() - start):,.0f} images/s")
                 is_old = minutes is not None and time.monotonic() - saved_at > 60 * minutes
                 if checkpoints and (stop.requested or is_old or done == self.total):
                     checkpoints.save(done)
@@ -111,24 +114,34 @@ class Probe:
                     return None
         return (done - first) / (time.monotonic() - start)
 
-    def _batches(self, done: int) -> Iterator[Any]:
-        """Yield the batches of the images after the first `done`, which end a batch or a split."""
-        for split, (indices, _) in zip(self._splits, self._images, strict=True):
-            if done < len(indices):
-                yield from distribute_batches(
+    def _batches(self, done: int) -> Iterator[tuple[int, Any]]:
+        """Yield the batches of the images after the first `done`, each with the row of its split's first image.
+
+        After the last batch of a split comes None, with the row after the split.
+        """
+        offset = 0
+        for split in self._splits:
+            if done < offset + split.count:
+                batches = distribute_batches(
                     split,
                     self.strategy,
-                    only=indices[done:],
+                    only=np.arange(max(0, done - offset), split.count),
                     batch_size=self.recipe.batch_size // self.strategy.num_replicas_in_sync,
                     model_input=ModelInput.from_model(self.model),
                     task=self._data.task,
                 )
-            done = max(0, done - len(indices))
+                yield from ((offset, batch) for batch in batches)
+                yield offset + split.count, None
+            offset += split.count
 
     def fit(self, say: Callable[[str], None]) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
-        labels, classes = self._images[0][1], self._data.num_classes
-        train, held_out = np.split(self._features.numpy(), [len(labels)])
+        classes = self._data.num_classes
+        # A run that continues does not know yet which images the earlier process left out.
+        used = [np.array([*filter(split.is_readable, range(split.count))], np.int64) for split in self._splits]
+        parts = np.split(self._features.numpy(), [self._splits[0].count])
+        rows = [(x[own], split.labels()[own]) for x, own, split in zip(parts, used, self._splits, strict=False)]
+        (train, labels), (held_out, held_out_labels) = rows if len(rows) == 2 else (rows[0], ((), ()))
         if len(labels) < 2:
             raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
         if not np.isfinite(train).all():
@@ -149,7 +162,7 @@ class Probe:
         if not len(held_out):
             return {}, history
         logits = held_out @ np.asarray(head.kernel) + np.asarray(head.bias)
-        targets = task.targets(tf.constant(self._images[1][1]))
+        targets = task.targets(tf.constant(held_out_labels))
         sums = task.sums(logits, targets, np.ones(len(held_out), np.float32))
         means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
         metrics = {NAMES.get(name, name): value for name, value in means.items()}
@@ -159,7 +172,7 @@ class Probe:
 
 def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
     """Raise a ValueError for fields that a probe would ignore, and for data and devices that it does not take."""
-    ignored = sorted(recipe.origin.changes.keys() - USED) if recipe.origin else []
+    ignored = sorted((recipe.changed or set()) - USED)
     if ignored:
         raise ValueError(
             f"optimizer='least_squares' computes each image once and solves for the head: it has no use for {ignored}. "

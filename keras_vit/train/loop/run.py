@@ -16,19 +16,17 @@ from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train._recipe_file import recipe as load_recipe
+from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train.data.sources import Data, DataRequest, open_data
-from keras_vit.train.loop import continued, prepare, storage
-from keras_vit.train.loop.checkpoints import Checkpoints, newest
+from keras_vit.train.loop import prepare
+from keras_vit.train.loop.checkpoints import Checkpoints, exclusive, make_folder, read_run
 from keras_vit.train.loop.held_out import Best, HeldOut, save_model
-from keras_vit.train.loop.locks import exclusive
 from keras_vit.train.loop.log_files import Log, MetricLogger, plot
 from keras_vit.train.loop.probe import Probe
 from keras_vit.train.loop.training import Stop, train
 from keras_vit.train.step import strategies
 from keras_vit.train.step.distill import Teacher, load_teacher
 from keras_vit.train.step.state import TrainState
-from keras_vit.train.step.workers import name_lost_worker
 
 # Fields that a continued run may change, because they do not influence the weights. The exception is accumulation: it
 # changes rounding and dropout masks, but so does another number of devices, which may need another accumulation.
@@ -58,7 +56,8 @@ class Result:
         history: lines that this process logged: dicts with "step" and metrics.
         steps: number of steps done, those before a restart included.
         images_per_second: training speed, in this process.
-        skipped: number of training images that were left out because they cannot be decoded.
+        skipped: number of training images that were left out because they cannot be decoded, of those that this
+            process has read: a run that ends within its first epoch does not read all.
         unread: number of other files and folders in the class folders of a folder, which are not read.
         out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
         stopped: whether a signal ended the run early; the same call continues it.
@@ -138,12 +137,12 @@ def run(
         data_dir: where tensorflow-datasets keeps prepared data; None for its default folder.
         train_split: part to train on: a split such as "train[:90%]", the name of a sub-folder, or "all" of a folder.
         eval_split: part to evaluate on, in the same form.
-        on_bad_image: "skip" leaves out, and counts, files of a folder that cannot be decoded; "fail" raises an error.
+        on_bad_image: "skip" leaves out files of a folder that cannot be decoded, counts them, and names them in a
+            warning at the end; "fail" raises an error at the first.
         progress: whether to write to standard error: a progress bar on a terminal, and a line for each evaluation.
 
     Raises:
         ValueError: An argument is not valid; before the first step.
-        WorkerLostError: Another machine did not start in time, or was killed or stopped; the message says how to go on.
         DivergedError: Loss or weights are not finite; earlier checkpoints are kept.
         CheckpointError: `out` holds a run with another recipe, model or data, or only damaged checkpoints.
 
@@ -170,7 +169,7 @@ def run(
             raise ValueError(
                 f"Give model or continue_from, not both. Received: {model or weights!r:.200}, {continue_from}"
             )
-        earlier = continued.read_run(continue_from, out)
+        earlier = read_run(continue_from, out)
         recipe = recipe.replace(reset_head=False) if recipe else earlier.recipe
         model, request = earlier.model, earlier.complete(request)
         teacher = earlier.teacher if teacher is None else teacher
@@ -182,7 +181,7 @@ def run(
             "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "
             "Received: None"
         )
-    recipe, chosen = prepare.choose_model(recipe, model, weights)
+    chosen = prepare.choose_model(recipe, model, weights)
     loaded_teacher = load_teacher(recipe, teacher)
     needs_labels = not recipe.has_teacher or recipe.label_weight > 0
     dataset = open_data(dataclasses.replace(request, needs_labels=needs_labels))
@@ -194,14 +193,8 @@ def run(
     if recipe.optimizer == "least_squares":  # no steps
         probe = Probe(recipe, chosen, dataset, devices, say)
         return _run(probe, dataset, request, None, out=out, say=say, progress=progress)
-    with name_lost_worker(devices, lambda: _saved_steps(out)):
-        state, dataset = prepare.build_state(recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, say=say)
-        return _run(state, dataset, request, loaded_teacher, out=out, say=say, progress=progress)
-
-
-def _saved_steps(out: str | os.PathLike[str] | None) -> str:
-    found = newest(f"{storage.plain_path(out)}/checkpoints") if out is not None else None
-    return f"The checkpoint of step {found[1]['step']:,} in {out} is kept." if found else "There is no checkpoint yet."
+    state, dataset = prepare.build_state(recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, say=say)
+    return _run(state, dataset, request, loaded_teacher, out=out, say=say, progress=progress)
 
 
 def _run(
@@ -215,13 +208,14 @@ def _run(
     progress: bool,
 ) -> Result:
     """Restore the newest checkpoint, train to the end, and write the files of the run."""
-    folder = None if out is None else storage.make_folder(out)
+    folder = None if out is None else make_folder(out)
     is_chief, is_probe = strategies.is_chief(state.strategy), isinstance(state, Probe)
     own_folder = folder if is_chief else None
     with contextlib.ExitStack() as stack:
-        check = stack.enter_context(exclusive(own_folder)) if own_folder is not None else None
+        if own_folder is not None:
+            stack.enter_context(exclusive(own_folder))
         stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher, check)
+        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher)
         restored = checkpoints.restore() if checkpoints else None
         log = Log(own_folder, last_step=None if is_probe else restored) if own_folder is not None else None
         if isinstance(state, Probe):
@@ -258,7 +252,8 @@ def _run(
             if not is_probe and importlib.util.find_spec("matplotlib"):  # the extra `plots`
                 plot(own_folder)
     split = dataset.training_split()
-    return Result(recipe=state.recipe, skipped=len(split.bad), unread=len(split.unread), out=own_folder, **found)
+    split.warn_skipped()
+    return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **found)
 
 
 def _open_checkpoints(
@@ -267,9 +262,8 @@ def _open_checkpoints(
     data: Data,
     request: DataRequest,
     teacher: Teacher | None,
-    check: Callable[[], None] | None,
 ) -> Checkpoints:
-    """Return the checkpoints of a run; `check` is None in a process that does not write them."""
+    """Return the checkpoints of a run, which the first worker writes."""
     facts: dict[str, Any] = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),
@@ -291,6 +285,5 @@ def _open_checkpoints(
         may_differ=["data.arguments", "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
         # Earlier versions did not always keep the class names, and had no maps.
         may_be_added=["model.labels", "recipe.head", "recipe.max_depth"],
-        writes=check is not None,
-        check=check or (lambda: None),
+        writes=strategies.is_chief(state.strategy),
     )

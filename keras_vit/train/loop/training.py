@@ -22,7 +22,6 @@ from keras_vit.train.data.split import Data
 from keras_vit.train.loop.checkpoints import Checkpoints
 from keras_vit.train.loop.held_out import HeldOut, interval
 from keras_vit.train.loop.log_files import MetricLogger
-from keras_vit.train.loop.prepare import is_stated
 from keras_vit.train.step import strategies, xla
 from keras_vit.train.step.state import TrainState
 from keras_vit.train.step.train_step import make_train_step
@@ -177,7 +176,7 @@ def train(
     steps = TrainingSteps(state, data)
     has_workers = strategies.has_workers(state.strategy)
     log_steps = recipe.log_steps
-    if not is_stated(recipe, "log_steps"):
+    if not recipe.is_stated("log_steps"):
         log_steps = min(log_steps, math.ceil(total / CURVE_POINTS))
     intervals = (log_steps, recipe.checkpoint_steps, interval(state, data))
     done = int(state.step.numpy())

@@ -20,13 +20,10 @@ from keras_vit._util.progress import track
 from keras_vit.model import task as tasks
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import sources
-from keras_vit.train.data.dataset_files import name_bad_image
-from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.data.split import check_kind, match_data
 from keras_vit.train.measure.replicas import choose_strategy, distribute_batches, replicate, sum_replicas
 from keras_vit.train.step import strategies
-from keras_vit.train.step.workers import name_lost_worker
 
 LABELS = ("single", "real")
 SHARE = "{:.2%}"
@@ -219,17 +216,16 @@ def evaluate(
     replicated = replicate(model, devices)
     together = batch_size * devices.num_replicas_in_sync
     show = progress and strategies.is_chief(devices)
-    named = name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count))
-    with name_lost_worker(devices, lambda: "The evaluation is not finished."), named:
-        batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
-        shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
-        totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, task, devices), shown, task.sum_names)
-    later = held_out.num_valid - together
-    speed = later / other_seconds if later > 0 else held_out.num_valid / first_seconds
+    batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
+    shown = track(batches, "Evaluating", total=ceil(held_out.count / together), show=show)
+    totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, task, devices), shown, task.sum_names)
+    later = held_out.count - together
+    speed = later / other_seconds if later > 0 else held_out.count / first_seconds
+    skipped = held_out.count - round(totals["count"] + totals["unlabelled"])  # by all workers
     if not totals["count"]:
         raise ValueError(
             f"{opened.name} has no image to measure on: {totals['unlabelled']:.0f} have no label, "
-            f"{len(held_out.bad)} cannot be read"
+            f"{skipped} cannot be read"
         )
     return Evaluation(
         data=opened.name,
@@ -241,7 +237,7 @@ def evaluate(
         by_class=task.by_class(totals),
         count=round(totals["count"]),
         unlabelled=round(totals["unlabelled"]),
-        skipped=len(held_out.bad),
+        skipped=skipped,
         unread=len(held_out.unread),
         images_per_second=speed,
     )

@@ -236,7 +236,7 @@ def examine(
         return logits, tf.argmax(batch["label"], axis=1)
 
     batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
-    total = ceil(held_out.num_valid / (batch_size * devices.num_replicas_in_sync))
+    total = ceil(held_out.count / (batch_size * devices.num_replicas_in_sync))
     shown = track(batches, "Examining", total=total, show=progress)
     logits, labels, indices = collect_images(devices, of_batch)(shown)
     shares, predicted = task.exported_output("probabilities", logits), logits.argmax(axis=1)

@@ -4,6 +4,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import keras
@@ -20,7 +21,6 @@ from keras_vit.train.data.split import check_kind
 from keras_vit.train.measure.least_squares import LeastSquares
 from keras_vit.train.measure.replicas import choose_strategy, collect_images, distribute_batches, replicate
 from keras_vit.train.step import strategies
-from keras_vit.train.step.workers import name_lost_worker
 
 SHOTS = (1, 5, 10, 25)
 
@@ -92,24 +92,34 @@ def few_shot(
         task=opened.task,
     )
     collect = feature_collector(replicate(model, devices), layer, devices)
-    indices, labels = read_labels(opened.train)
-    drawn = draw_images(labels, counts[-1], num_classes=opened.num_classes, seed=seed)
-    used = np.unique(np.concatenate(drawn))  # sorted: the split yields them in this order
-    with name_lost_worker(devices, lambda: "The measurement is not finished."):
-        features, classes, _ = collect(read(opened.train, only=indices[used]))
-        test_features, test_classes, _ = collect(read(opened.evaluation))
+    train, classes = opened.train, opened.num_classes
+    drawn = draw_images(train.labels(), counts[-1], num_classes=classes, seed=seed, is_readable=train.is_readable)
+    used = np.unique(np.concatenate(drawn))
+    features, labels, indices = collect(read(train, only=used))
+    test_features, test_labels, _ = collect(read(opened.evaluation))
     accuracy = {}
     for count in counts:
-        mask = np.isin(used, np.concatenate([images[:count] for images in drawn]))
-        regression = LeastSquares(features[mask], classes[mask], num_classes=opened.num_classes)
-        accuracy[count] = float(np.mean(regression.scores(test_features, l2).argmax(axis=1) == test_classes))
+        mask = np.isin(indices, np.concatenate([images[:count] for images in drawn]))
+        regression = LeastSquares(features[mask], labels[mask], num_classes=classes)
+        accuracy[count] = float(np.mean(regression.scores(test_features, l2).argmax(axis=1) == test_labels))
     return accuracy
 
 
-def draw_images(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: int) -> list[np.ndarray]:
-    """Return for each class the indices of its drawn images (all if it has fewer, with a warning), as big_vision."""
+def draw_images(
+    labels: npt.ArrayLike,
+    shots: int,
+    *,
+    num_classes: int,
+    seed: int,
+    is_readable: Callable[[int], bool] = lambda index: True,
+) -> list[np.ndarray]:
+    """Return for each class the indices of its drawn images (all if it has fewer, with a warning), as big_vision.
+
+    Another image is drawn in place of one that is not readable.
+    """
     random, labels = np.random.default_rng(seed), np.asarray(labels)
-    drawn = [random.permutation(np.flatnonzero(labels == number))[:shots] for number in range(num_classes)]
+    permuted = (random.permutation(np.flatnonzero(labels == number)).tolist() for number in range(num_classes))
+    drawn = [np.array([*islice(filter(is_readable, images), shots)], np.int64) for images in permuted]
     if empty := [number for number, images in enumerate(drawn) if not len(images)]:
         raise ValueError(f"Few-shot needs an image of every class; these have none: {empty[:10]} of {num_classes}")
     if small := [number for number, images in enumerate(drawn) if len(images) < shots]:
@@ -119,13 +129,6 @@ def draw_images(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: in
             stacklevel=3,
         )
     return drawn
-
-
-def read_labels(split: sources.Split) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices and labels of all valid examples; no image is decoded."""
-    stream = split.iterate_once().map(lambda example: (example["index"], example["label"])).batch(1024)
-    indices, labels = zip(*stream.as_numpy_iterator(), strict=True)
-    return np.concatenate(indices), np.concatenate(labels)
 
 
 def feature_collector(

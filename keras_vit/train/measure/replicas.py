@@ -1,6 +1,6 @@
 """Run a model on every replica and worker of a strategy, over each image of a split once."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +11,8 @@ import tensorflow as tf
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train.data.dataset_files import name_bad_image
+from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
 from keras_vit.train.data.split import Split
 from keras_vit.train.step import strategies
@@ -47,8 +49,11 @@ def distribute_batches(
     batch_size: int,
     model_input: ModelInput,
     task: Task,
-) -> Any:
-    """Return `evaluation_batches` of `batch_size` images for every replica, divided among the workers."""
+) -> Iterator[Any]:
+    """Yield `evaluation_batches` of `batch_size` images for every replica, divided among the workers.
+
+    Warns at the end of images that were left out. A ValueError names an image that is lost, or says that none is left.
+    """
 
     def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return evaluation_batches(
@@ -61,7 +66,11 @@ def distribute_batches(
             task=task,
         )
 
-    return strategy.distribute_datasets_from_function(of_worker)
+    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
+        yield from strategy.distribute_datasets_from_function(of_worker)
+    if split.num_skipped == split.count:
+        raise ValueError(f"None of the {split.count:,} images of {split.name} can be decoded.")
+    split.warn_skipped()
 
 
 def sum_replicas(strategy: tf.distribute.Strategy, function: Callable[[Batch], Any]) -> Callable[[Batch], Any]:

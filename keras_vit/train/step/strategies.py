@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from keras_vit._util.checks import check_texts
-from keras_vit.train.step.workers import TIMEOUT, wait_for_workers
 
 STRATEGIES = ("auto", "one", "mirrored", "workers", "tpu")
 _ROLES = ("chief", "worker")
@@ -17,21 +16,19 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type
 _CONNECTED: dict[str, tf.distribute.Strategy] = {}  # by this machine's address: a process can connect only once
 
 
-def strategy(name: str = "auto", *, worker_timeout: float = TIMEOUT) -> tf.distribute.Strategy:
+def strategy(name: str = "auto") -> tf.distribute.Strategy:
     """Return the strategy of tf.distribute for a name. Call it before TensorFlow runs anything else.
 
     Args:
         name: "one": the default device. "mirrored": every GPU of this machine (without any, every logical CPU).
             "workers": the machines in the environment variable TF_CONFIG, each with all of its GPUs. "tpu": the TPU of
             this machine; "tpu:NAME": the one of that name or address. "auto": "workers" if TF_CONFIG names several
-            machines, "tpu" if TPU_NAME is set, "mirrored" if there are several GPUs, else "one".
-        worker_timeout: seconds to wait for the other machines to start. After 30 s the missing ones are named on
-            standard error.
+            machines, "tpu" if TPU_NAME is set, "mirrored" if there are several GPUs, else "one". With "workers" this
+            waits until all machines have started.
 
     Raises:
         ValueError: The name is unknown, TF_CONFIG is missing or not valid, there is no TPU, or TensorFlow has already
             run something and cannot connect machines any more.
-        WorkerLostError: Not all machines started in time.
 
     Example:
         >>> keras_vit.train.strategy("one").num_replicas_in_sync
@@ -44,9 +41,8 @@ def strategy(name: str = "auto", *, worker_timeout: float = TIMEOUT) -> tf.distr
     if kind == "auto":
         kind = _detect()
     if kind == "workers":
-        addresses, own = _check_workers()
+        own = _check_workers()
         if own not in _CONNECTED:
-            wait_for_workers(addresses, own, timeout=worker_timeout)
             try:
                 _CONNECTED[own] = tf.distribute.MultiWorkerMirroredStrategy()
             except RuntimeError as error:
@@ -124,8 +120,8 @@ def _addresses(text: str) -> list[Any]:
         raise ValueError(f"TF_CONFIG must be JSON such as {_EXAMPLE}. Received: {text!r:.200}") from error
 
 
-def _check_workers() -> tuple[tuple[str, ...], str]:
-    """Return the addresses of TF_CONFIG and this machine's, or raise a ValueError if it is not complete."""
+def _check_workers() -> str:
+    """Return this machine's address in TF_CONFIG, or raise a ValueError if that is not complete."""
     text = os.environ.get("TF_CONFIG")
     if text is None:
         raise ValueError(
@@ -141,10 +137,9 @@ def _check_workers() -> tuple[tuple[str, ...], str]:
             f"TF_CONFIG: the task index must be below {len(workers)}, the number of machines of type {task['type']!r}. "
             f"Received: {task['index']}"
         )
-    addresses = tuple(_addresses(text))
-    if wrong := [each for each in addresses if not re.fullmatch(r".+:\d+", str(each))]:
+    if wrong := [each for each in _addresses(text) if not re.fullmatch(r".+:\d+", str(each))]:
         raise ValueError(f"TF_CONFIG: an address is host:port, such as host0:2222. Received: {wrong}")
-    return addresses, workers[task["index"]]
+    return str(workers[task["index"]])
 
 
 def _connect_tpu(address: str) -> tf.distribute.Strategy:

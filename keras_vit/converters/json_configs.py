@@ -1,0 +1,458 @@
+"""What the config.json files of other programs say: one function that reads and one that writes for each program.
+
+A reader returns the fields of ViTConfig (of TextConfig for a text tower) that an object states. It raises a
+CheckpointError for a value that would change the model and that keras_vit does not know. A writer returns the object
+for a config, and raises for a value that the program has no name for.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_vit._util.checks import check_counts
+from keras_vit.converters import json_timm as timm
+from keras_vit.converters.config_json import (
+    Fields,
+    Json,
+    JsonConfig,
+    Keys,
+    accept_any,
+    accept_only,
+    channel_values,
+    check_keys,
+    fraction,
+    implied_fields,
+    part,
+    per_channel,
+    read_keys,
+    sides_of,
+    spell,
+    write_keys,
+)
+from keras_vit.errors import CheckpointError
+from keras_vit.model.config import ViTConfig
+
+_SIDES = ("height", "width")
+_MOST_PIXELS = 4096  # of a side to which images are resized before they are cropped
+
+# ---- Hugging Face transformers
+
+_ACTIVATIONS = {
+    "gelu": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python": "gelu_erf",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+_POOLER_ACTIVATIONS = {**_ACTIVATIONS, "tanh": "tanh", "linear": "linear"}
+_PILLOW = {2: "bilinear", 3: "bicubic", 0: "nearest", 1: "lanczos3"}  # Pillow's numbers
+# Other values would prepare images in another way.
+_PREPARED: dict[str, list[Any]] = {
+    "do_resize": [True],
+    "do_rescale": [True],
+    "do_normalize": [True],
+    "rescale_factor": [0.00392156862745098],
+}
+_PROCESSOR_FILE = {"preprocessor": "preprocessor_config.json"}
+_SIZES: Keys = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "mlp_dim",
+    "hidden_act": ("activation", _ACTIVATIONS),
+    "layer_norm_eps": "norm_epsilon",
+}
+_IMAGE: Keys = {
+    **_SIZES,
+    "patch_size": "patch_size",
+    "image_size": "image_size",
+    "num_channels": "num_channels",
+}
+_DROPOUT: Keys = {"hidden_dropout_prob": "dropout_rate", "attention_probs_dropout_prob": "attention_dropout_rate"}
+_VIT: Keys = {
+    **_IMAGE,
+    **_DROPOUT,
+    "qkv_bias": "qkv_bias",
+    "pooler_act": ("representation_activation", _POOLER_ACTIVATIONS),
+}
+_DINOV2: Keys = {
+    **{key: rule for key, rule in _IMAGE.items() if key != "intermediate_size"},
+    **_DROPOUT,
+    "qkv_bias": "qkv_bias",
+    "use_swiglu_ffn": "gated_mlp",
+    "layerscale_value": "layer_scale",
+}
+_DINOV2_REGISTERS: Keys = {**_DINOV2, "num_register_tokens": "num_registers"}
+_DINOV3: Keys = {
+    **_IMAGE,
+    "attention_dropout": "attention_dropout_rate",
+    "use_gated_mlp": "gated_mlp",
+    "num_register_tokens": "num_registers",
+    "rope_theta": "rotary_theta",
+    "layerscale_value": "layer_scale",
+}
+_VISION: Keys = {**_IMAGE, "attention_dropout": "attention_dropout_rate"}
+
+
+def _read_transformers(values: Json, keys: Keys) -> Fields:
+    return read_keys(values, {**keys, "id2label": ("labels", _labels), "preprocessor": ("preprocessing", _processor)})
+
+
+def _labels(value: Any) -> tuple[str, ...] | None:
+    """Return the labels in {"0": "cat", "1": "dog"}; None if they are only numbers."""
+    labels = tuple(str(value[str(number)]) for number in range(len(value)))
+    return None if all(label == f"LABEL_{number}" for number, label in enumerate(labels)) else labels
+
+
+def _processor(values: Any) -> Fields:
+    """Return the fields of Preprocessing that a preprocessor_config.json states."""
+    check_keys(values, _PREPARED, "preprocessor")
+    keys: Keys = {
+        "image_mean": ("mean", channel_values),
+        "image_std": ("std", channel_values),
+        "resample": ("interpolation", _PILLOW),
+    }
+    return {**_processor_sizes(values), **read_keys(values, keys, "preprocessor.")}
+
+
+def _processor_sizes(values: Any) -> Fields:
+    size, crop = values.get("size"), values.get("crop_size")
+    if not size:
+        return {}
+    stated = {"shortest_edge": size} if isinstance(size, int) else size
+    keys = ("shortest_edge",) if "shortest_edge" in stated else _SIDES
+    if not (sides := [stated[key] for key in keys if key in stated]):
+        raise ValueError(f"a size has one of {_SIDES} or shortest_edge")
+    check_counts(**dict(zip(keys, sides, strict=False)))
+    if max(sides) > _MOST_PIXELS:
+        raise ValueError(f"images are resized to at most {_MOST_PIXELS} pixels")
+    cropped = sides
+    if crop and values.get("do_center_crop", True):
+        cropped = [crop, crop] if isinstance(crop, int) else [crop[key] for key in _SIDES]
+        check_counts(crop_size=min(cropped))
+        cropped = cropped if len(sides) == 2 else [min(cropped)]
+    share = fraction(min(part / side for part, side in zip(cropped, sides, strict=True)))
+    if any(math.floor(part / share + 1e-6) != side for part, side in zip(cropped, sides, strict=True)):
+        raise ValueError("size and crop_size have the same aspect ratio")
+    # An old file has a single number: of the sides that the format's table names.
+    resize = {} if stated is not size else {"resize": "squash" if keys is _SIDES else "crop"}
+    return {**resize, "crop_fraction": share}
+
+
+def _write_transformers(config: ViTConfig, keys: Keys, kind: str, name: str, processor: str, **others: Any) -> Fields:
+    """Return the config.json of a class of transformers, with its preprocessor_config.json and its labels."""
+    ours = config.preprocessing
+    sides = [math.floor(side / ours.crop_fraction + 1e-6) for side in config.size]
+    height_width = dict(zip(_SIDES, sides, strict=True))
+    crop = {"do_center_crop": True, "crop_size": dict(zip(_SIDES, config.size, strict=True))}
+    prepared = {
+        "image_processor_type": processor,
+        **{key: value for key, (value,) in _PREPARED.items()},
+        "size": {"shortest_edge": min(sides)} if ours.resize == "crop" else height_width,
+        **({} if ours.resize == "squash" and ours.crop_fraction == 1 else crop),
+        "image_mean": per_channel(ours.mean, config),
+        "image_std": per_channel(ours.std, config),
+        "resample": spell("preprocessing.interpolation", ours.interpolation, _PILLOW),
+    }
+    stated = {"model_type": kind, "dtype": "float32", **write_keys(config, keys), **others}
+    return {"architectures": [name], **stated, "preprocessor": prepared}
+
+
+def _write_labels(config: ViTConfig) -> Fields:
+    from keras_vit.model import labels
+
+    if not config.num_classes:
+        return {}
+    names = [label for _, label in labels.names(config.labels, config.num_classes)] if config.labels else None
+    texts = names or [f"LABEL_{number}" for number in range(config.num_classes)]
+    numbers = {label: number for number, label in enumerate(texts)}
+    return {"id2label": {str(number): label for number, label in enumerate(texts)}, "label2id": numbers}
+
+
+def read_vit(values: Json) -> Fields:
+    """Read the config.json of ViTModel, DeiTModel and of their classifiers."""
+    return _read_transformers(values, _VIT)
+
+
+def write_vit(config: ViTConfig, kind: str = "ViT") -> Fields:
+    """Write the config.json of ViTModel, of ViTForImageClassification, or of their like of another `kind`."""
+    others = {"encoder_stride": 16, "initializer_range": 0.02, **_write_labels(config)}
+    if config.representation_size:
+        others["pooler_output_size"] = config.representation_size
+    name = f"{kind}ForImageClassification" if config.num_classes else f"{kind}Model"
+    name += "WithTeacher" if config.distilled else ""
+    return _write_transformers(config, _VIT, kind.lower(), name, f"{kind}ImageProcessor", **others)
+
+
+def write_deit(config: ViTConfig) -> Fields:
+    """Write the config.json of DeiTModel or of one of its classifiers."""
+    return write_vit(config, "DeiT")
+
+
+def read_dinov2(values: Json) -> Fields:
+    """Read the config.json of Dinov2Model, and of its classifier."""
+    return _read_transformers(values, _DINOV2)
+
+
+def read_dinov2_registers(values: Json) -> Fields:
+    """Read the config.json of Dinov2WithRegistersModel, and of its classifier."""
+    return _read_transformers(values, _DINOV2_REGISTERS)
+
+
+def write_dinov2(config: ViTConfig, *, registers: bool = False) -> Fields:
+    """Write the config.json of Dinov2Model, with registers or without, or of its classifier."""
+    others = {"mlp_ratio": _whole_ratio(config), "initializer_range": 0.02, **_write_labels(config)}
+    name = "ForImageClassification" if config.num_classes else "Model"
+    if registers:
+        kind, name = "dinov2_with_registers", f"Dinov2WithRegisters{name}"
+        return _write_transformers(config, _DINOV2_REGISTERS, kind, name, "BitImageProcessor", **others)
+    others["use_mask_token"] = False  # it is for masked pre-training and not kept
+    return _write_transformers(config, _DINOV2, "dinov2", f"Dinov2{name}", "BitImageProcessor", **others)
+
+
+def _whole_ratio(config: ViTConfig) -> int:
+    """Return Dinov2Config.mlp_ratio, an integer; a SwiGLU is 2/3 as wide, rounded up to a multiple of 8."""
+    width = config.mlp_dim
+    for ratio in range(1, 2 + 3 * width // config.hidden_size):
+        full = ratio * config.hidden_size
+        if width == ((int(full * 2 / 3) + 7) // 8 * 8 if config.gated_mlp else full):
+            return ratio
+    raise CheckpointError(f"config.json cannot express mlp_dim={width}: mlp_ratio must be an integer")
+
+
+def read_dinov3(values: Json) -> Fields:
+    """Read the config.json of DINOv3ViTModel."""
+    return _read_transformers(values, _DINOV3)
+
+
+def write_dinov3(config: ViTConfig) -> Fields:
+    """Write the config.json of DINOv3ViTModel."""
+    query, key = config.qkv_bias, config.qkv_bias and config.key_bias
+    others = {"query_bias": query, "value_bias": query, "key_bias": key, "initializer_range": 0.02}
+    others |= _write_labels(config)
+    return _write_transformers(config, _DINOV3, "dinov3_vit", "DINOv3ViTModel", "DINOv3ViTImageProcessor", **others)
+
+
+def _read_tower(values: Json, inside: str, keys: Keys, names: Mapping[str, Fields | str]) -> Fields:
+    """Read a tower of a pair, or the config.json of a tower alone. A nested config lacks its class's defaults."""
+    tower = part(values, inside) if inside in values else values
+    return {
+        **implied_fields(f"{inside}.model_type", tower.get("model_type"), names),
+        **read_keys(tower, keys, f"{inside}."),
+    }
+
+
+def _read_vision(values: Json, **names: Fields | str) -> Fields:
+    default: Fields = {"num_heads": 12}
+    names = {"clip_vision_model": default, "siglip_vision_model": default, **names}
+    fields = _read_tower(values, "vision_config", _VISION, names)
+    return {**fields, **read_keys(values, {"preprocessor": ("preprocessing", _processor)})}
+
+
+def read_clip(values: Json) -> Fields:
+    """Read the config.json of CLIPVisionModel, CLIPVisionModelWithProjection and CLIPModel."""
+    return _read_vision(values)
+
+
+def write_clip(config: ViTConfig) -> Fields:
+    """Write the config.json of CLIPVisionModel or CLIPVisionModelWithProjection."""
+    name, others = "CLIPVisionModel", {}
+    if config.num_classes:
+        name, others = "CLIPVisionModelWithProjection", {"projection_dim": config.num_classes}
+    return _write_transformers(config, _VISION, "clip_vision_model", name, "CLIPImageProcessor", **others)
+
+
+def read_siglip(values: Json) -> Fields:
+    """Read the config.json of SiglipVisionModel, SiglipForImageClassification and SiglipModel."""
+    naflex = "a NaFlex model takes flat patches and images of any shape; those of a fixed resolution are read"
+    return {**_read_vision(values, siglip2_vision_model=naflex), **read_keys(values, {"id2label": ("labels", _labels)})}
+
+
+def write_siglip(config: ViTConfig) -> Fields:
+    """Write the config.json of SiglipVisionModel or SiglipForImageClassification."""
+    kind, name, labels = "siglip_vision_model", "SiglipVisionModel", _write_labels(config)
+    if config.has_map_head or not config.num_classes:
+        others = {"vision_use_head": config.has_map_head, **labels}
+        return _write_transformers(config, _VISION, kind, name, "SiglipImageProcessor", **others)
+    vision = {"model_type": kind, **write_keys(config, _VISION), "vision_use_head": False}
+    name, others = "SiglipForImageClassification", {"vision_config": vision, **labels}
+    return _write_transformers(config, {}, "siglip", name, "SiglipImageProcessor", **others)
+
+
+_TEXT: Keys = {**_SIZES, "vocab_size": "vocab_size", "max_position_embeddings": "max_length"}
+
+
+def read_clip_text(values: Json) -> Fields:
+    """Read the config.json of CLIPTextModel, CLIPTextModelWithProjection and CLIPModel."""
+    names: dict[str, Fields | str] = {
+        "clip_text_model": {"num_heads": 8, "end_token": 49407, "activation": "gelu_quick"},
+        "metaclip_2*": "MetaCLIP 2 has another tokenizer, XLM-RoBERTa's",
+    }
+    # Configs with the end token 2, a word, take the largest id in a text (transformers/models/clip/modeling_clip.py).
+    end: Keys = {"eos_token_id": ("end_token", lambda value: None if value == 2 else value)}
+    return _read_tower(values, "text_config", {**_TEXT, **end}, names)
+
+
+def read_siglip_text(values: Json) -> Fields:
+    """Read the config.json of SiglipTextModel and SiglipModel, whose ids of special tokens are copied from CLIP."""
+    defaults: Fields = {"num_heads": 12, "activation": "gelu_tanh"}
+    names = {"siglip_text_model": defaults, "siglip2_text_model": defaults}
+    return _read_tower(values, "text_config", {**_TEXT, "projection_size": "projection_size"}, names)
+
+
+# ---- Keras Hub
+
+
+def read_keras_hub(values: Json) -> Fields:
+    """Read the config.json of Keras Hub's ViTBackbone, and the task.json and image_converter.json beside it."""
+    keys: Keys = {
+        "image_shape": ("image_size", lambda shape: sides_of(shape, 0)),
+        "patch_size": "patch_size",
+        "num_layers": "num_layers",
+        "num_heads": "num_heads",
+        "hidden_dim": "hidden_size",
+        "mlp_dim": "mlp_dim",
+        "dropout_rate": "dropout_rate",
+        "attention_dropout": "attention_dropout_rate",
+        "layer_norm_epsilon": "norm_epsilon",
+        "use_class_token": "class_token",
+        "use_patch_bias": "patch_bias",
+        "use_mha_bias": "qkv_bias",
+    }
+    task, converter = part(values, "task"), part(values, "image_converter")
+    return {
+        **read_keys(part(values, "config"), keys, "config."),
+        **read_keys(part(task, "config"), {"num_classes": "num_classes"}, "task.config."),
+        **read_keys(task, {"config": ("classifier", _keras_hub_pooling)}, "task."),
+        **read_keys(converter, {"config": ("preprocessing", _image_converter)}, "image_converter."),
+    }
+
+
+def _keras_hub_pooling(value: Any) -> str:
+    """Return the pooling of a ViTImageClassifier."""
+    pooling = value["pooling"]
+    if pooling not in ("token", "gap"):
+        raise ValueError("pooling must be token or gap")
+    if pooling == "gap" and value["backbone"]["config"]["use_class_token"]:
+        raise ValueError("its mean includes the class token, unlike keras_vit's")
+    return str(pooling)
+
+
+def _image_converter(value: Any) -> Fields:
+    """Return Keras Hub's ImageConverter, pixel * scale + offset for pixels of 0 to 255, as fields of Preprocessing."""
+    if value["pad_to_aspect_ratio"]:
+        raise ValueError("images are padded, which keras_vit does not do")
+    scale = 255 * np.atleast_1d(np.float64(1 if value["scale"] is None else value["scale"]))
+    offset = np.atleast_1d(np.float64(0 if value["offset"] is None else value["offset"]))
+    with np.errstate(all="raise"):
+        mean, std = np.broadcast_arrays(-offset / scale, 1 / scale)
+    return {
+        "resize": "crop" if value["crop_to_aspect_ratio"] else "squash",
+        "interpolation": value["interpolation"],
+        "antialias": value["antialias"],
+        "mean": tuple(mean.tolist()),
+        "std": tuple(std.tolist()),
+    }
+
+
+# ---- open_clip
+
+_QUICK_GELU: Keys = {"quick_gelu": ("activation", {True: "gelu_quick", False: "gelu_erf"})}
+
+
+def read_open_clip(values: Json) -> Fields:
+    """Read the image tower of an open_clip_config.json."""
+    model, prepared = part(values, "model_cfg"), part(values, "preprocess_cfg")
+    tower = part(model, "vision_cfg")
+    keys: Keys = {
+        "image_size": "image_size",
+        "patch_size": "patch_size",
+        "width": "hidden_size",
+        "layers": "num_layers",
+    }
+    others = {
+        **accept_any("head_width ls_init_value mlp_ratio no_ln_pre patch_dropout output_tokens"),
+        "pool_type": ["tok"],
+        "final_ln_after_pool": [False],
+    }
+    check_keys(tower, others, "model_cfg.vision_cfg", keys)
+    preparation: Keys = {
+        "mean": ("mean", channel_values),
+        "std": ("std", channel_values),
+        "interpolation": "interpolation",
+        "resize_mode": ("resize", {"shortest": "crop", "squash": "squash"}),
+    }
+    preprocessing = read_keys(prepared, preparation, "preprocess_cfg.")
+    return {
+        "activation": "gelu_erf",
+        # open_clip/model.py
+        **read_keys(
+            model, {"vision_cfg": ("num_heads", lambda it: it["width"] // it.get("head_width", 64))}, "model_cfg."
+        ),
+        **read_keys(model, _QUICK_GELU, "model_cfg."),
+        **read_keys(tower, keys, "model_cfg.vision_cfg."),
+        **({"preprocessing": preprocessing} if preprocessing else {}),
+    }
+
+
+def read_open_clip_text(values: Json) -> Fields:
+    """Read the text tower of an open_clip_config.json."""
+    model = part(values, "model_cfg")
+    tower, place = part(model, "text_cfg"), "model_cfg.text_cfg"
+    keys: Keys = {
+        "context_length": "max_length",
+        "vocab_size": "vocab_size",
+        "width": "hidden_size",
+        "heads": "num_heads",
+        "layers": "num_layers",
+        "pool_type": ("pooling", {"argmax": "end", "eos": "end", "last": "last", "first": "first"}),
+        "eos_id": "end_token",
+        "no_causal_mask": ("causal", {True: False, False: True}),
+    }
+    others = {
+        **accept_any("act_kwargs hf_tokenizer_name ls_init_value mlp_ratio norm_kwargs output_tokens pad_id proj_bias"),
+        **accept_any("tokenizer_kwargs"),
+        **accept_only(False, "embed_cls final_ln_after_pool"),
+        "proj_type": ["linear", "none"],
+    }
+    check_keys(tower, others, place, keys)
+    gelu: Keys = {"approximate": ("activation", {"tanh": "gelu_tanh", "none": "gelu_erf"})}
+    return {
+        "num_heads": 8,
+        "activation": "gelu_erf",
+        **read_keys(model, {"embed_dim": "projection_size", **_QUICK_GELU}, "model_cfg."),
+        **read_keys(tower, keys, f"{place}."),
+        **read_keys(part(tower, "norm_kwargs"), {"eps": "norm_epsilon"}, f"{place}.norm_kwargs."),
+        **read_keys(part(tower, "act_kwargs"), gelu, f"{place}.act_kwargs."),
+    }
+
+
+# Name, as in `json` of a format's table -> its functions.
+JSON_CONFIGS: Mapping[str, JsonConfig] = {
+    "huggingface": JsonConfig(read_vit, write_vit, _PROCESSOR_FILE),
+    "huggingface_deit": JsonConfig(read_vit, write_deit, _PROCESSOR_FILE),
+    "huggingface_dinov2": JsonConfig(read_dinov2, write_dinov2, _PROCESSOR_FILE),
+    "huggingface_dinov2_registers": JsonConfig(
+        read_dinov2_registers, functools.partial(write_dinov2, registers=True), _PROCESSOR_FILE
+    ),
+    "huggingface_dinov3": JsonConfig(read_dinov3, write_dinov3, _PROCESSOR_FILE),
+    "huggingface_clip": JsonConfig(read_clip, write_clip, _PROCESSOR_FILE),
+    "huggingface_siglip": JsonConfig(read_siglip, write_siglip, _PROCESSOR_FILE),
+    "huggingface_clip_text": JsonConfig(read_clip_text),
+    "huggingface_siglip_text": JsonConfig(read_siglip_text),
+    "keras_hub": JsonConfig(read_keras_hub, None, {"task": "task.json", "image_converter": "image_converter.json"}),
+    "open_clip": JsonConfig(read_open_clip, file="open_clip_config.json"),
+    "open_clip_text": JsonConfig(read_open_clip_text, file="open_clip_config.json"),
+    "timm": JsonConfig(timm.read, timm.write_vit),
+    "timm_bit": JsonConfig(timm.read, timm.write_bit),
+    "timm_eva": JsonConfig(timm.read, timm.write_eva),
+    "timm_mixer": JsonConfig(timm.read, timm.write_mixer),
+}

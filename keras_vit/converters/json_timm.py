@@ -1,0 +1,212 @@
+"""What the config.json files of timm say, for its classes VisionTransformer, Eva, MlpMixer and ResNetV2."""
+
+import functools
+import math
+from typing import Any
+
+from keras_vit._util import data_files
+from keras_vit.converters.config_json import (
+    Fields,
+    Json,
+    Keys,
+    accept_any,
+    accept_only,
+    channel_values,
+    check_keys,
+    fraction,
+    implied_fields,
+    part,
+    per_channel,
+    read_keys,
+    sides_of,
+    spell,
+    write_keys,
+)
+from keras_vit.model.config import Preprocessing, ViTConfig
+
+_POOLS = {"token": "token", "avg": "gap", "map": "map", "": "unpooled"}  # "" is written for "token_unpooled", too
+_CROP_MODES = {"center": "crop", "squash": "squash"}
+_INTERPOLATIONS = {
+    "bilinear": "bilinear",
+    "bicubic": "bicubic",
+    "lanczos": "lanczos3",
+    "nearest": "nearest",
+    "box": "area",
+}
+_OPPOSITE = {True: False, False: True}
+_FINAL_NORMS = {True: "pooled", False: "tokens"}
+_GELUS = {"gelu": "gelu_erf", "gelu_tanh": "gelu_tanh", "quick_gelu": "gelu_quick"}
+_TOP: Keys = {"num_classes": "num_classes", "num_features": "hidden_size", "global_pool": ("classifier", _POOLS)}
+# Arguments of the classes ResNetV2, MlpMixer, of both VisionTransformer and Eva, and of these two alone.
+_BIT_ARGS: Keys = {"num_classes": "num_classes", "in_chans": "num_channels", "global_pool": ("classifier", _POOLS)}
+_MIXER_ARGS: Keys = {**_BIT_ARGS, "img_size": "image_size"}
+_BOTH_ARGS: Keys = {
+    **_MIXER_ARGS,
+    "patch_size": "patch_size",
+    "embed_dim": "hidden_size",
+    "depth": "num_layers",
+    "num_heads": "num_heads",
+    "class_token": "class_token",
+    "no_embed_class": ("position_prefix", _OPPOSITE),
+    "qkv_bias": "qkv_bias",
+    "init_values": "layer_scale",
+}
+_VIT_ARGS: Keys = {
+    **_BOTH_ARGS,
+    "reg_tokens": "num_registers",
+    "pos_embed": ("position", {"learn": "learned", "none": "none", "": "none"}),
+    "pre_norm": "pre_norm",
+    "fc_norm": ("final_norm", _FINAL_NORMS),
+    "act_layer": ("activation", {**_GELUS, "relu": "relu", "silu": "silu", "swish": "silu"}),
+}
+_EVA_ARGS: Keys = {
+    **_BOTH_ARGS,
+    "num_reg_tokens": "num_registers",
+    "use_fc_norm": ("final_norm", _FINAL_NORMS),
+    "rope_temperature": "rotary_theta",
+    "ref_feat_shape": ("rotary_grid", lambda value: value if isinstance(value, int) else _side(value)),
+    "rope_rotate_half": ("rotary_interleaved", _OPPOSITE),
+}
+# Arguments of all classes without a field of ViTConfig, and the values that are read.
+_OTHER_ARGS = {
+    **accept_any("mlp_ratio num_blocks layers channels stem_chs width_factor"),  # the tensors tell
+    **accept_any("qkv_fused swiglu_mlp swiglu_align_to scale_mlp use_abs_pos_emb"),
+    **accept_any("drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate"),
+    **accept_any("dynamic_img_size strict_img_size weight_init fix_init nlhb zero_init_last"),
+    **accept_only(
+        False, "qk_norm scale_attn_norm scale_mlp_norm pool_include_prefix dynamic_img_pad stem_norm avg_down"
+    ),
+    **accept_only(True, "proj_bias final_norm use_rot_pos_emb preact"),
+    "norm_layer": ["layernorm", "layer_norm", "LayerNorm", "layernormfp32"],
+    "stem_type": ["fixed"],  # another one pads the pooling differently
+    "bottle_ratio": [0.25],
+    "output_stride": [32],
+}
+
+
+def _side(value: Any) -> int:
+    if len(value) != 2 or value[0] != value[1]:
+        raise ValueError("both sides are equal")
+    return int(value[0])
+
+
+@functools.cache
+def _names() -> dict[str, Any]:
+    return data_files.read_toml(data_files.folder("converters") / "timm_names.toml")
+
+
+def read(values: Json) -> Fields:
+    """Read the config.json of a model of timm: what its entry point implies, then what its arguments say."""
+    arguments, prepared = part(values, "model_args"), part(values, "pretrained_cfg")
+    keys = {**_VIT_ARGS, **_EVA_ARGS}
+    check_keys(arguments, _OTHER_ARGS, "model_args", keys)
+    preparation: Keys = {
+        "mean": ("mean", channel_values),
+        "std": ("std", channel_values),
+        "crop_mode": ("resize", _CROP_MODES),
+        "crop_pct": ("crop_fraction", fraction),
+        "interpolation": ("interpolation", _INTERPOLATIONS),
+    }
+    preprocessing = read_keys(prepared, preparation, "pretrained_cfg.")
+    size: Keys = {"input_size": ("image_size", lambda shape: sides_of(shape, 1))}
+    return {
+        **implied_fields("architecture", values.get("architecture"), _names()),
+        **read_keys(values, _TOP),
+        **read_keys(prepared, size, "pretrained_cfg."),
+        **read_keys(arguments, keys, "model_args."),
+        **({"preprocessing": preprocessing} if preprocessing else {}),
+    }
+
+
+def _write(config: ViTConfig, keys: Keys, name: str, first: str, head: Any = "head", **arguments: Any) -> Fields:
+    """Return the config.json of a class of timm: an entry point, and all arguments that its size may lack."""
+    ours: Preprocessing = config.preprocessing
+    model = config.replace(classifier="unpooled") if config.is_unpooled else config
+    return {
+        "architecture": name,
+        **write_keys(model, _TOP),
+        "model_args": {**write_keys(model, keys), **arguments},
+        "pretrained_cfg": {
+            "first_conv": first,
+            "classifier": head,
+            "input_size": [config.num_channels, *config.size],
+            "mean": per_channel(ours.mean, config),
+            "std": per_channel(ours.std, config),
+            "crop_mode": spell("preprocessing.resize", ours.resize, _CROP_MODES),
+            "crop_pct": ours.crop_fraction,
+            "interpolation": spell("preprocessing.interpolation", ours.interpolation, _INTERPOLATIONS),
+        },
+    }
+
+
+def _ratio(width: int, config: ViTConfig) -> float:
+    """Return a ratio r with int(r * hidden_size) == width, as timm computes the width of an MLP."""
+    ratio = width / config.hidden_size
+    return ratio if int(config.hidden_size * ratio) == width else math.nextafter(ratio, math.inf)
+
+
+_HYBRIDS = {  # stages of a ResNet of width 64 -> entry point
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+_SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
+
+
+def write_vit(config: ViTConfig) -> Fields:
+    """Write the config.json of timm's VisionTransformer. Its entry point has the width, and its arguments the rest."""
+    size, resnet, first = _SIZES.get(config.hidden_size), config.resnet, "patch_embed.proj"
+    if resnet:
+        name = _HYBRIDS.get(resnet.num_layers) if resnet.width_factor == 1 else None
+        first = f"patch_embed.backbone.{'stem.' if resnet.num_layers else ''}conv" if name else first
+    elif config.distilled:
+        name = f"deit_{size if size in ('small', 'base') else 'tiny'}_distilled_patch16_224"
+    elif config.gated_mlp:
+        name = "vit_giant_patch14_dinov2"
+    elif config.norm_epsilon == 1e-5:
+        name = f"vit_{size}_patch14_clip_224" if size in ("large", "huge") else "vit_base_patch16_clip_224"
+    else:
+        name = f"vit_{size or 'base'}_patch{14 if size in ('huge', 'giant', 'gigantic') else 16}_224"
+    head = ["head", "head_dist"] if config.distilled and not resnet else "head"
+    ratio = _ratio(config.mlp_dim * (1 + config.gated_mlp), config)
+    # timm has no entry point of other hybrids.
+    return _write(config, _VIT_ARGS, name or "vit_hybrid", first, head, mlp_ratio=ratio)
+
+
+def write_eva(config: ViTConfig) -> Fields:
+    """Write the config.json of timm's Eva."""
+    arguments: Fields = {"mlp_ratio": _ratio(config.mlp_dim, config)}
+    if config.rotary_grid:
+        arguments["ref_feat_shape"] = [config.rotary_grid] * 2
+    if config.rotary_interleaved:
+        name = "eva02_base_patch14_448" if config.mlp_norm else "eva02_tiny_patch14_336"
+    else:
+        name = f"vit_small{'_plus' if config.gated_mlp else ''}_patch16_dinov3{'_qkvb' if config.qkv_bias else ''}"
+        arguments |= {"swiglu_align_to": 1} if config.gated_mlp else {}
+    return _write(config, _EVA_ARGS, name, "patch_embed.proj", **arguments)
+
+
+def write_mixer(config: ViTConfig) -> Fields:
+    """Write the config.json of timm's MlpMixer, whose entry points refuse arguments for width, depth and patch."""
+    size = {(512, 8): "s", (768, 12): "b", (1024, 24): "l"}.get((config.hidden_size, config.num_layers))
+    name = f"mixer_{size}{32 if config.patch == (32, 32) else 16}_224" if size else "mixer_b16_224"
+    ratios = [_ratio(width, config) for width in (config.tokens_mlp_dim or 0, config.mlp_dim)]
+    return _write(config, _MIXER_ARGS, name, "stem.proj", mlp_ratio=ratios)
+
+
+# Stages -> depth in the name, and width factors.
+_BITS: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {
+    (3, 4, 6, 3): ("50", (1, 3)),
+    (3, 4, 23, 3): ("101", (1, 3)),
+    (3, 8, 36, 3): ("152", (2, 4)),
+}
+
+
+def write_bit(config: ViTConfig) -> Fields:
+    """Write the config.json of timm's ResNetV2, whose entry points have all arguments of their architecture."""
+    name, resnet = "resnetv2", config.resnet
+    if resnet and not resnet.stage_widths and resnet.num_layers in _BITS:
+        depth, factors = _BITS[resnet.num_layers]
+        name = f"resnetv2_{depth}x{resnet.width_factor:.0f}_bit" if resnet.width_factor in factors else name
+    return _write(config, _BIT_ARGS, name, "stem.conv", "head.fc")
