@@ -16,7 +16,7 @@ from keras_vit.converters import layout
 from keras_vit.converters.saving import plan_file
 from keras_vit.converters.table import Table, formats, load_table
 from keras_vit.errors import CheckpointError
-from keras_vit.model.symbolic import variable_shapes
+from keras_vit.model.symbolic import symbolic_model
 
 PAGE = Path(__file__).parent.parent / "docs" / "load-and-convert.md"
 START, END = "<!-- families: written by tests/family_table.py, checked by make test -->\n", "<!-- /families -->"
@@ -53,9 +53,9 @@ def small(config: ViTConfig) -> ViTConfig:
 
 def _inexact(config: ViTConfig, table: Table) -> tuple[str, ...]:
     """Return the fields of a model that a format cannot state and that change only the last digits of its outputs."""
-    shapes = {path: shape for path, shape in variable_shapes(config).items() if "seed_generator" not in path}
+    shapes = {v.path: v.shape for v in symbolic_model(config).variables if "seed_generator" not in v.path}
     written = layout.written_config(config, table, shapes)
-    shapes = {path: shape for path, shape in variable_shapes(written).items() if "seed_generator" not in path}
+    shapes = {v.path: v.shape for v in symbolic_model(written).variables if "seed_generator" not in v.path}
     return plan_file(written, shapes, table).inexact
 
 

@@ -21,7 +21,7 @@ from keras_vit.converters.saving import plan_file
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ResNetConfig, ViTConfig
-from keras_vit.model.symbolic import variable_shapes
+from keras_vit.model.symbolic import symbolic_model
 from marks import full_except
 from model_weights import assert_same_bits, values
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared, tiny
@@ -244,7 +244,7 @@ HELD: dict[str, dict[str, Any]] = {  # by each format
 def planned(config: ViTConfig, format: str) -> Any:
     """Plan the file of a model that is not built."""
     plain = ViTConfig(**{name: getattr(config, name) for name in ViTConfig.__dataclass_fields__})
-    shapes = {path: shape for path, shape in variable_shapes(plain).items() if "seed_generator" not in path}
+    shapes = {v.path: v.shape for v in symbolic_model(plain).variables if "seed_generator" not in v.path}
     return plan_file(config, shapes, load_table(format))
 
 

@@ -79,10 +79,6 @@ def test_a_file_gives_the_numbers_of_its_official_code(name: str) -> None:
     assert distance(output, want["output_float64"]) <= CASES[name]["tolerance_float64"]
 
 
-def _short(name: str) -> str:
-    return re.sub("^(params/)?(img/)?", "", name)
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_file_that_is_written_again_has_the_same_tensors(name: str, tmp_path: Path) -> None:
     path = converters.save(loaded(name), tmp_path / path_of(name).name, format=FORMATS[name])

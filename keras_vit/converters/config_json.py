@@ -32,7 +32,7 @@ Keys = Mapping[str, str | tuple[str, Mapping[Any, Any] | Callable[[Any], Any]]]
 
 
 class JsonConfig(NamedTuple):
-    """What the config.json of a program says."""
+    """Reader and writer of a program's config.json."""
 
     read: Callable[[Json], Fields]  # object in the file -> fields of the config, nested ones as dicts
     write: Callable[[ViTConfig], Fields] | None = None  # the inverse; None: such files are only read

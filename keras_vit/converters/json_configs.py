@@ -1,4 +1,4 @@
-"""What the config.json files of other programs say: one function that reads and one that writes for each program.
+"""Read and write the config.json files of other programs: two functions for each program.
 
 A reader returns the fields of ViTConfig (of TextConfig for a text tower) that an object states. It raises a
 CheckpointError for a value that would change the model and that keras_vit does not know. A writer returns the object

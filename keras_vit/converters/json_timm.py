@@ -1,4 +1,4 @@
-"""What the config.json files of timm say, for its classes VisionTransformer, Eva, MlpMixer and ResNetV2."""
+"""Read and write timm's config.json for its classes VisionTransformer, Eva, MlpMixer and ResNetV2."""
 
 import functools
 import math

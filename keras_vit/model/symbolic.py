@@ -1,11 +1,9 @@
 """Build models without values: their layers, shapes and variable paths are there, but no memory for weights."""
 
 import contextlib
-import functools
 import random
 import warnings
 from collections.abc import Iterator
-from types import MappingProxyType
 
 import keras
 from keras.src.backend.common import global_state
@@ -35,9 +33,3 @@ def symbolic_model(config: ViTConfig) -> VisionTransformer:
     with no_values(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "keras_vit: ", UserWarning)  # nobody asked for this model
         return VisionTransformer(config, dtype="float32")
-
-
-@functools.lru_cache(maxsize=64)
-def variable_shapes(config: ViTConfig) -> MappingProxyType[str, tuple[int, ...]]:
-    """Return the shape of every variable of a model by its path, such as "block_0/attention/query/kernel"."""
-    return MappingProxyType({v.path: tuple(v.shape) for v in symbolic_model(config).variables})

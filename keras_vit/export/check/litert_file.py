@@ -96,7 +96,7 @@ def _dequantized(values: np.ndarray, tensor: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Structure:
-    """What a file is made of.
+    """Operators and stored number formats of a LiteRT file.
 
     Args:
         operators: kinds of operators, "CUSTOM Name" if not builtin.
