@@ -169,7 +169,7 @@ def takes(*options: inspect.Parameter) -> Callable[[Callable[..., None]], Callab
 
 
 def field_options(cls: type, *names: str, **complete: Complete) -> list[inspect.Parameter]:
-    """Describe the options of these names that `fields.option` lists in a dataclass, for `takes`.
+    """Describe the options of these names that `checks.option` describes in a dataclass, for `takes`.
 
     `complete` has the functions that complete their values in a shell. 0 stands for None where the default is another
     number.
