@@ -24,7 +24,7 @@ SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 DATA = ["zoo", "converters"]
 # Packages whose import name differs from their distribution's.
-DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "tensorflow_serving": "tensorflow-serving-api"}
 # Modules that are imported only if these packages are installed; they say how to install them.
 ON_TOP = {
     "train.data.digits_dataset_builder": {"tensorflow-datasets"},

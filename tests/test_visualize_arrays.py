@@ -524,7 +524,7 @@ def test_a_block_that_is_not_there_has_no_positions(block: Any, plain: VisionTra
 
 def test_every_array_is_a_name_of_the_package() -> None:
     assert {"embedding_filters", "position_similarity", *ARRAYS} <= set(visualize.__all__) == set(dir(visualize))
-    with pytest.raises(AttributeError, match="no attribute 'heatmap'; its names"):
+    with pytest.raises(AttributeError, match="No keras_vit.visualize attribute heatmap"):
         _ = visualize.heatmap
 
 

@@ -65,8 +65,6 @@ def train(
         raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
     fields = given(image_size=image_size, steps=steps) | options.parse_fields(changes, "--set")
     chosen = training.recipe(recipe, **fields) if recipe else None
-    if chosen and chosen.accumulation == 1 and not chosen.is_stated("accumulation"):
-        chosen = chosen.replace(accumulation="auto")
     if data:
         options.check_data(data, data_dir)
     if chosen and model:

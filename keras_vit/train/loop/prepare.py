@@ -213,7 +213,7 @@ def build_state(
         configs = (adapted.config, placed.config if placed else None)
         recipe = _fit_memory(recipe, configs, devices, out=out, total=total, say=say)
         state = TrainState(recipe, adapted, total_steps=total, teacher=placed, has_labels=data.is_labelled)
-    _report_length(recipe, total, say)
+    _warn_long_average(recipe, total)
     return state, data
 
 
@@ -267,11 +267,14 @@ def _fit_memory(
     return recipe
 
 
-def _report_length(recipe: Recipe, total: int, say: Say) -> None:
-    """Say how long the warm-up of a run of another length is; warn of a moving average that is longer than the run."""
+def changes_length(recipe: Recipe) -> bool:
+    """Return whether the run has another length than its recipe's file, and so another warm-up that nobody stated."""
     changed = recipe.changed or frozenset()
-    if changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
-        say(f"warm-up: {recipe.resolved_warmup(total):,} of {total:,} steps")
+    return bool(changed & {"steps", "epochs"}) and not changed & {"warmup_steps", "warmup_fraction"}
+
+
+def _warn_long_average(recipe: Recipe, total: int) -> None:
+    """Warn of a moving average that is longer than the run."""
     share = recipe.ema_decay**total if recipe.ema_decay else 0.0
     if share > 0.1:
         warnings.warn(

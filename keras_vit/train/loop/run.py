@@ -235,6 +235,8 @@ def _run(
             else:
                 if done:
                     say(f"{folder} continues after step {done:,} of {total:,}.")
+                elif prepare.changes_length(state.recipe):
+                    say(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
                 metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
             found = {
                 "model": held_out.final_model(),
