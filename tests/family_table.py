@@ -53,9 +53,9 @@ def small(config: ViTConfig) -> ViTConfig:
 
 def _inexact(config: ViTConfig, table: Table) -> tuple[str, ...]:
     """Return the fields of a model that a format cannot state and that change only the last digits of its outputs."""
-    shapes = {v.path: v.shape for v in symbolic_model(config).variables if "seed_generator" not in v.path}
+    shapes = {v.path: tuple(v.shape) for v in symbolic_model(config).variables if "seed_generator" not in v.path}
     written = layout.written_config(config, table, shapes)
-    shapes = {v.path: v.shape for v in symbolic_model(written).variables if "seed_generator" not in v.path}
+    shapes = {v.path: tuple(v.shape) for v in symbolic_model(written).variables if "seed_generator" not in v.path}
     return plan_file(written, shapes, table).inexact
 
 

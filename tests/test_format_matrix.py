@@ -244,7 +244,7 @@ HELD: dict[str, dict[str, Any]] = {  # by each format
 def planned(config: ViTConfig, format: str) -> Any:
     """Plan the file of a model that is not built."""
     plain = ViTConfig(**{name: getattr(config, name) for name in ViTConfig.__dataclass_fields__})
-    shapes = {v.path: v.shape for v in symbolic_model(plain).variables if "seed_generator" not in v.path}
+    shapes = {v.path: tuple(v.shape) for v in symbolic_model(plain).variables if "seed_generator" not in v.path}
     return plan_file(config, shapes, load_table(format))
 
 
