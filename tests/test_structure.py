@@ -56,6 +56,7 @@ LIGHT = (
     "export.litert.storage",
     "text.__init__",
     "train.__init__",
+    "train._recipe",
     "visualize.__init__",
 )
 # The mathematics of the model runs on all of Keras' back ends.

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import given
+from keras_vit._util.checks import given, option_names
 from keras_vit.cli import options
+from keras_vit.train._recipe import Recipe
 
 if TYPE_CHECKING:
     from keras_vit.train import Result
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DATA_HELP = "digits, a data set of tensorflow-datasets, or a folder of folders of images."
 
 
+@options.takes(*options.field_options(Recipe, *option_names(Recipe)))
 def train(
     recipe: Annotated[
         str | None,
@@ -42,8 +44,6 @@ def train(
     continue_from: Annotated[
         Path | None, Option(help="Folder of a run: start a new one from its weights, with its recipe and data.")
     ] = None,
-    image_size: options.Size = None,
-    steps: Annotated[int | None, options.integer(1, "Number of updates.")] = None,
     changes: Annotated[
         list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
     ] = None,
@@ -53,6 +53,7 @@ def train(
     eval_split: Annotated[str | None, Option(help="The split to evaluate on.")] = None,
     on_bad_image: options.BadImage = "skip",
     as_json: options.Json = False,
+    **stated: Any,
 ) -> None:
     """Train a model. After an interruption the same command resumes the run exactly."""
     from keras_vit import train as training
@@ -63,7 +64,7 @@ def train(
         raise typer.BadParameter(f"Missing {' and '.join(missing)}. Only --continue-from takes them from a run.")
     if continue_from and not continue_from.is_dir():
         raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
-    fields = given(image_size=image_size, steps=steps) | options.parse_fields(changes, "--set")
+    fields = given(**stated) | options.parse_fields(changes, "--set")
     chosen = training.recipe(recipe, **fields) if recipe else None
     if data:
         options.check_data(data, data_dir)

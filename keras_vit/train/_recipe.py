@@ -26,6 +26,7 @@ from keras_vit._util.checks import (
     as_python,
     field_rules,
     given,
+    option,
     pair,
     table_problems,
 )
@@ -133,13 +134,13 @@ class Recipe:
 
     start: Literal["pretrained", "scratch"] = "pretrained"
     objective: Literal["softmax", "sigmoid", "silog", "masked_patch", "distill", "distill_features"] = "softmax"
-    steps: Count | None = None
+    steps: Count | None = option(None, "Number of updates.")
     epochs: Positive | None = None
     batch_size: Count
     accumulation: Count | Literal["auto"] = 1
     seed: Annotated[int, f"[0, {2**64})"] = 0
 
-    image_size: int | tuple[int, int] | None = None
+    image_size: int | tuple[int, int] | None = option(None, "Pixels: 384 or HEIGHTxWIDTH.", is_size=True)
     config: Mapping[str, Any] = field(default_factory=dict)
     reset_head: Literal[True, False, "auto"] = False
     head: Literal["linear", "multiscale", "dpt"] | None = None
