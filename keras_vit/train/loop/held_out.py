@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.data.sources import Data
+from keras_vit.train.data.split import Data
 from keras_vit.train.loop.checkpoints import as_os_error, read_file, remove, replace_file
 from keras_vit.train.measure.evaluation import evaluate
 from keras_vit.train.measure.memory import evaluation_batch

@@ -17,7 +17,8 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train._recipe import recipe as load_recipe
-from keras_vit.train.data.sources import Data, DataRequest, open_data
+from keras_vit.train.data.sources import open_data
+from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.loop import prepare
 from keras_vit.train.loop.checkpoints import Checkpoints, exclusive, make_folder, read_run
 from keras_vit.train.loop.held_out import Best, HeldOut, save_model
