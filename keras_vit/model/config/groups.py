@@ -21,7 +21,7 @@ POSITION_METHODS = get_args(PositionMethod)
 
 NonNegative = Annotated[float, "[0, 1e38)"]  # 1e38: nearly the largest float32
 Frequency = Annotated[float, "[1, 1e38)"]
-Finite = Annotated[float, "(-1e38, 1e38)"]
+Float32 = Annotated[float, "(-1e38, 1e38)"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +240,7 @@ class HeadConfig(Group):
     final_norm: Literal["tokens", "pooled"] = "tokens"
     normalize_features: bool = False
     projection_head: bool = False
-    head_bias_init: Finite = 0.0
+    head_bias_init: Float32 = 0.0
     labels: str | tuple[str, ...] | None = None
     probabilities: Literal["softmax", "sigmoid"] = "softmax"
 
