@@ -24,8 +24,8 @@ import numpy as np
 
 import keras_vit
 from keras_vit import digits
-from keras_vit.export.check import samples
-from keras_vit.export.check.accelerators import run_on_gpu
+from keras_vit.export import samples
+from keras_vit.export.accelerators import run_on_gpu
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from outlier_models import images, score

@@ -23,10 +23,10 @@ from edge_peers import to_tflite
 
 import keras_vit
 from keras_vit import converters, dense, export
-from keras_vit._util.timing import timed
-from keras_vit.export.check import samples
-from keras_vit.export.check.report import measure_resources
-from keras_vit.export.check.running import load_exported
+from keras_vit._util.progress import timed
+from keras_vit.export import samples
+from keras_vit.export.exported import load_exported
+from keras_vit.export.report import measure_resources
 
 CLASSES, SIZE, THREADS, ROUNDS = 21, 518, 2, 5
 

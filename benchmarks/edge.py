@@ -96,8 +96,8 @@ def prepare(name: str, folder: Path) -> None:
     import warnings
 
     import keras_vit
-    from keras_vit.export.check import samples
-    from keras_vit.train.measure.planner import plan
+    from keras_vit.export import samples
+    from keras_vit.train.planner import plan
 
     model = seeded(name)
     hybrid = model.config.resnet is not None

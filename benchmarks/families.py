@@ -19,7 +19,7 @@ import numpy as np
 
 import keras_vit
 from keras_vit import VisionTransformer, ViTConfig
-from keras_vit.export.check import samples
+from keras_vit.export import samples
 from keras_vit.model.cost import count
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

@@ -51,8 +51,8 @@ def train_state(options: argparse.Namespace, **changes: Any) -> Any:
 
     from keras_vit import VisionTransformer, ViTConfig
     from keras_vit.train import Recipe
-    from keras_vit.train.loop.prepare import adapt_model
-    from keras_vit.train.step.state import TrainState
+    from keras_vit.train.prepare import adapt_model
+    from keras_vit.train.step import TrainState
 
     recipe = Recipe(
         **{"name": "gpu", "steps": 1000, "batch_size": options.batch, "optimizer": "adamw", "learning_rate": 1e-3},
@@ -79,7 +79,7 @@ def step_function(state: Any, options: argparse.Namespace) -> Callable[[], float
     """Return a function that takes one step and returns the loss."""
     import tensorflow as tf
 
-    from keras_vit.train.step.train_step import make_train_step
+    from keras_vit.train.step import make_train_step
 
     strategy = state.strategy
     step = make_train_step(state, strategy)

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from keras_vit import ViTConfig, digits, train
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.step.masked_patch import colour_classes
+from keras_vit.train.masked_patch import colour_classes
 
 # The architecture of the embedded model.
 CONFIG = ViTConfig(image_size=32, patch_size=4, hidden_size=64, mlp_dim=128, num_heads=4, num_layers=4, num_classes=0)

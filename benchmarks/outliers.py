@@ -17,8 +17,7 @@ import numpy as np
 from edge_peers import to_tflite
 
 import keras_vit
-from keras_vit.export.check import samples
-from keras_vit.export.quantization import modes
+from keras_vit.export import modes, samples
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from outlier_models import KINDS, images, plant, score

@@ -35,9 +35,8 @@ def measure(name: str, batch_size: int, changes: dict[str, Any]) -> None:
     from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.train._recipe import Recipe
-    from keras_vit.train.loop.prepare import adapt_model
-    from keras_vit.train.step.state import TrainState
-    from keras_vit.train.step.train_step import make_train_step
+    from keras_vit.train.prepare import adapt_model
+    from keras_vit.train.step import TrainState, make_train_step
 
     changes = {"xla": False} | changes
     recipe = Recipe(
@@ -65,7 +64,7 @@ def measured(name: str, batch_size: int, changes: dict[str, Any]) -> int:
 
 def planned(name: str, batch_size: int, changes: dict[str, Any]) -> int:
     """Return the bytes of the plan of the same step."""
-    from keras_vit.train.measure.planner import plan
+    from keras_vit.train.planner import plan
 
     of_the_plan = {field: value for field, value in changes.items() if field != "xla"}
     return plan(name, batch_size=batch_size, **of_the_plan).total

@@ -25,9 +25,9 @@ import numpy as np
 from edge_peers import to_tflite
 
 import keras_vit
-from keras_vit._util.timing import timed
-from keras_vit.export.check.running import load_exported
-from keras_vit.export.quantization import modes
+from keras_vit._util.progress import timed
+from keras_vit.export import modes
+from keras_vit.export.exported import load_exported
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # before this folder, whose file has the same name
 import real_weights

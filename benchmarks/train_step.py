@@ -65,9 +65,8 @@ def ours(**changes: Any) -> tuple[Step, int]:
     from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.train._recipe import Recipe
-    from keras_vit.train.loop.prepare import adapt_model
-    from keras_vit.train.step.state import TrainState
-    from keras_vit.train.step.train_step import make_train_step
+    from keras_vit.train.prepare import adapt_model
+    from keras_vit.train.step import TrainState, make_train_step
 
     rates: dict[str, Any] = {"learning_rate": RATE, "weight_decay": DECAY, "clip_norm": CLIP, "schedule": "constant"}
     recipe = Recipe(name="benchmark", steps=1000, batch_size=BATCH, optimizer="adamw", **rates | changes)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.train.step.optimizer import Optimizer, clip, update_variables
+from keras_vit.train.optimizer import Optimizer, clip, update_variables
 from optimizer_cases import CASES, CHOSEN, NAMES, NUM_LAYERS, STEPS, WARMUP, gradients, make_recipe, start
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, ViTConfig, digits, export, zoo
-from keras_vit._util import data_files
-from keras_vit.export.check import accelerators, samples
-from keras_vit.export.check.accelerators import Accelerated, CompiledRun, run_compiled
-from keras_vit.export.check.running import load_exported
+from keras_vit._util import files
+from keras_vit.export import accelerators, samples
+from keras_vit.export.accelerators import Accelerated, CompiledRun, run_compiled
+from keras_vit.export.exported import load_exported
 from outlier_models import images, score, standardise
 from tiny_models import FAMILIES, OTHERS, built, tiny
 
@@ -209,7 +209,7 @@ def gpu(file: tuple[VisionTransformer, Path], tmp_path_factory: pytest.TempPathF
 
 def without_blocks(folder: Path) -> Path:
     """Write the mode int4 with one scale a row."""
-    text = (data_files.folder("converters") / "exports" / "int4.toml").read_text(encoding="utf-8")
+    text = (files.data_folder("converters") / "exports" / "int4.toml").read_text(encoding="utf-8")
     path = folder / "int4-rows.toml"
     path.write_text(text.replace("block = 32\n", ""), encoding="utf-8")
     return path

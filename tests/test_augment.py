@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from keras_vit.model import preprocess
-from keras_vit.model.images import jpeg_png
+from keras_vit.model import images, preprocess
 from keras_vit.train.data import augment, pipeline
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
@@ -57,7 +56,7 @@ def test_training_decodes_as_predicting_does(kind: str, mode: str, tmp_path: Pat
 @pytest.mark.parametrize("subsampling", [0, 2])
 def test_a_jpeg_decoded_in_part_is_the_part_of_a_jpeg_decoded_whole(quality: int, subsampling: int) -> None:
     jpeg = encoded(PHOTO, format="jpeg", quality=quality, subsampling=subsampling)
-    whole = jpeg_png.decode(jpeg)
+    whole = images.decode_image(jpeg)
     for number in range(12):
         of_file, of_array = (
             augment.inception_crop(image, (3, number), min_area=0.05).numpy() for image in (tf.constant(jpeg), whole)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.errors import CardError
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
@@ -11,7 +11,7 @@ from keras_vit.zoo import catalogue
 from keras_vit.zoo.cards import Family, Weights, read_family
 from marks import full_except
 
-FAMILIES = sorted(data_files.folder("zoo").glob("*.toml"))
+FAMILIES = sorted(files.data_folder("zoo").glob("*.toml"))
 EVERY_FILE = [weights for path in FAMILIES for weights in read_family(path).weights]
 
 # Parameters without head and pre_logits at 224 pixels: vit_jax/models_test.py less 1000 * (hidden + 1).
@@ -85,7 +85,7 @@ def test_what_a_card_does_not_state_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weights", [weights for weights in EVERY_FILE if weights.labels], ids=identity)
 def test_there_is_a_label_for_every_class(weights: Weights) -> None:
-    lines = (data_files.folder("zoo") / "labels" / f"{weights.labels}.txt").read_text(encoding="utf-8").splitlines()
+    lines = (files.data_folder("zoo") / "labels" / f"{weights.labels}.txt").read_text(encoding="utf-8").splitlines()
     assert len(lines) == weights.num_classes
 
 
@@ -198,7 +198,7 @@ def test_every_reported_accuracy_reaches_its_card(path: Path) -> None:
 def test_the_embedded_weights_lie_in_the_zoo() -> None:
     weights = catalogue.select(catalogue.card("digits"))
     assert weights.url is None
-    assert Path(weights.location) == data_files.folder("zoo") / "weights" / "digits.npz"
+    assert Path(weights.location) == files.data_folder("zoo") / "weights" / "digits.npz"
 
 
 def test_what_is_wrong_for_all_rows_is_told_once(tmp_path: Path) -> None:

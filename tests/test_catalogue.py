@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from keras_vit import zoo
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.errors import UnknownModelError
 from keras_vit.model.sizes import canonical_name
 from keras_vit.zoo import catalogue, pretrained
 from keras_vit.zoo.cards import Accuracy, Weights, families, read_family
 
-EVERY_FILE = [weights for path in data_files.folder("zoo").glob("*.toml") for weights in read_family(path).weights]
+EVERY_FILE = [weights for path in files.data_folder("zoo").glob("*.toml") for weights in read_family(path).weights]
 
 # The README of google-research/vision_transformer recommends AugReg wherever there is such a file.
 RECOMMENDED = "augreg-imagenet21k+imagenet2012"
@@ -281,6 +281,6 @@ def test_the_catalogue_starts_neither_keras_nor_tensorflow() -> None:
         "print({'keras', 'tensorflow', 'numpy'} & set(sys.modules))"
     )
     shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=data_files.PACKAGE.parent
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=files.PACKAGE.parent
     )
     assert shown.stdout.strip() == "set()"

@@ -14,7 +14,7 @@ from PIL import Image
 
 from command_line import fails, run
 from keras_vit import VisionTransformer, train
-from keras_vit.model.images.jpeg_png import decode
+from keras_vit.model.images import decode_image
 from keras_vit.train.data import dataset_files, sources
 from keras_vit.train.data.split import RandomAccess, Split
 from picture_folders import WORDS, accuracy, digits_model, fill, picture, write_digits
@@ -137,7 +137,7 @@ def test_pictures_of_other_formats_are_read_as_pillow_reads_them(
     data = sources.open_data(tmp_path, train_split="train")
     assert data.train and f"cat/{name}" in files(data.train)
     read = {files(data.train)[int(each["index"])]: each["image"].numpy() for each in data.train.iterate_once()}
-    found = decode(read[f"cat/{name}"])
+    found = decode_image(read[f"cat/{name}"])
     with Image.open(path) as image:
         np.testing.assert_array_equal(found, np.asarray(image.convert("RGB")))
 

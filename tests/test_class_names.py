@@ -13,8 +13,8 @@ import pytest
 from command_line import fails, run
 from keras_vit import VisionTransformer, ViTConfig, train
 from keras_vit.model import labels
+from keras_vit.train import prepare
 from keras_vit.train.data import sources
-from keras_vit.train.loop import prepare
 from marks import full_except
 from model_weights import values
 from picture_folders import WORDS, accuracy, digits_model, fill, write_digits

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import reference_cases as reference
 from command_line import fails, run
 from keras_vit import __version__, converters, zoo
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.cli import app
 from keras_vit.zoo import catalogue, pretrained
 
@@ -38,7 +38,7 @@ VERBS = (
     "demo",
 )
 TOKEN = reference.checkpoint("vit_token")
-DIGITS = data_files.folder("zoo") / "weights" / "digits.npz"
+DIGITS = files.data_folder("zoo") / "weights" / "digits.npz"
 
 
 def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -276,7 +276,7 @@ def test_the_version_is_one_number() -> None:
 
 def test_a_table_of_ones_own_is_converted_from_and_facts_are_taken(tmp_path: Path) -> None:
     table = tmp_path / "mine.toml"
-    google = (data_files.folder("converters") / "checkpoints" / "google.toml").read_text()
+    google = (files.data_folder("converters") / "checkpoints" / "google.toml").read_text()
     table.write_text(google.replace('"embedding/kernel" = "embedding/kernel"', '"embedding/kernel" = "stem"'))
     mine, back = tmp_path / "mine.npz", tmp_path / "back.npz"
     run("convert", TOKEN, mine, "--to", table)

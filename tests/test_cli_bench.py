@@ -13,8 +13,8 @@ import pytest
 
 from command_line import fails, run
 from keras_vit import converters, export
-from keras_vit._util.timing import timed
-from keras_vit.cli import bench
+from keras_vit._util.progress import timed
+from keras_vit.cli import demo
 from tiny_models import built
 
 
@@ -62,12 +62,12 @@ def test_slow_first_calls_are_told_apart() -> None:
         calls.append(0.2 if not calls else 0.01)
         time.sleep(calls[-1])
 
-    found = bench.measure(functools.partial(timed, call), np.zeros((4, 1)), rounds=10)
+    found = demo.measure(functools.partial(timed, call), np.zeros((4, 1)), rounds=10)
     assert found["first_ms"] >= 200
     # A sleep is at least as long as requested; on a busy machine it is longer.
     assert 10 <= found["median_ms"] <= found["p90_ms"]
     assert found["images_per_second"] == pytest.approx(4000 / found["median_ms"])
-    assert len(calls) - 1 - 10 >= bench.WARM_UP_CALLS
+    assert len(calls) - 1 - 10 >= demo.WARM_UP_CALLS
 
 
 @pytest.mark.parametrize(

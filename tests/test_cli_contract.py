@@ -16,13 +16,13 @@ import typer
 from typer.testing import CliRunner
 
 from command_line import fails, run
-from keras_vit._util import data_files
+from keras_vit import cli
+from keras_vit._util import files
 from keras_vit.batch.folder import open_folder
-from keras_vit.cli import _app
 from keras_vit.zoo import catalogue, pretrained
 from package_source import MODULES, TREES
 
-GROUP: Any = typer.main.get_command(_app.app)
+GROUP: Any = typer.main.get_command(cli.app)
 COMMANDS = sorted(GROUP.commands)
 OFFLINE = {"KERAS_VIT_OFFLINE": "1", "COLUMNS": "100"}
 
@@ -70,7 +70,7 @@ def test_every_command_explains_itself_and_each_of_its_options(command: str) -> 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_option_that_is_none_is_a_usage_error(command: str) -> None:
-    result = CliRunner().invoke(_app.app, [command, "--no-such-option"])
+    result = CliRunner().invoke(cli.app, [command, "--no-such-option"])
     assert result.exit_code == 2
     assert "No such option" in result.stderr
     assert result.stdout == ""
@@ -137,7 +137,7 @@ def process(
 ) -> subprocess.CompletedProcess[str]:
     """Run commands one after the other in a new process, without the tests' settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
-    environment = {**kept, **OFFLINE, "PYTHONPATH": str(data_files.PACKAGE.parent), **(given or {})}
+    environment = {**kept, **OFFLINE, "PYTHONPATH": str(files.PACKAGE.parent), **(given or {})}
     return subprocess.run(
         [sys.executable, "-c", PROGRAM.format(lines=list(lines))],
         capture_output=True,
@@ -170,7 +170,7 @@ WITH_MODEL = {
 @pytest.mark.parametrize(
     ("model", "source"),
     [
-        ("digits", str(data_files.folder("zoo") / "weights" / "digits.npz")),  # although there is a folder of that name
+        ("digits", str(files.data_folder("zoo") / "weights" / "digits.npz")),  # although there is a folder of that name
         ("./digits", "./digits"),
         ("mine", "mine"),
         ("mine.npz", "mine.npz"),
@@ -244,7 +244,7 @@ def test_all_models_are_offered_without_tensorflow() -> None:
 
 # ---- variables
 
-PAGE = data_files.PACKAGE.parent / "docs" / "environment.md"
+PAGE = files.PACKAGE.parent / "docs" / "environment.md"
 VARIABLE = re.compile(r"(?:KERAS|HF|TF|TPU|CUDA)_[A-Z_]+")
 
 

@@ -13,10 +13,9 @@ import typer
 from PIL import Image
 
 from command_line import fails, run
-from keras_vit import digits, export
+from keras_vit import cli, digits, export
 from keras_vit._util.checks import option_names
 from keras_vit._util.text import byte_size
-from keras_vit.cli import _app
 from keras_vit.export.litert.options import Options
 from litert_graph import read_labels
 
@@ -69,7 +68,7 @@ def test_everything_that_a_file_can_be_is_an_option(tmp_path: Path, pictures: Pa
     assert (row["images"], row["mode"], row["threads"], row["agreement"]) == (20, "none", 1, 1.0)
     assert row["preprocess_error"] < 0.01
     assert read_labels(path) == names.read_text().splitlines()
-    from keras_vit.export.check.running import load_exported
+    from keras_vit.export.exported import load_exported
 
     file = load_exported(path)
     assert (file.shape, file.batch, file.dtype) == ((64, 56, 3), 2, "uint8")
@@ -84,7 +83,7 @@ def test_function_and_command_have_the_options_of_the_dataclass() -> None:
     parameters = inspect.signature(export.tflite).parameters
     assert set(parameters) == {*names, "model", "path", "calibration", "verify", "progress"}
     assert {name: parameters[name].default for name in names} == {name: getattr(options, name) for name in names}
-    command: Any = typer.main.get_command(_app.app)
+    command: Any = typer.main.get_command(cli.app)
     described = {each.name: each for each in command.commands["export"].params}
     assert set(names) <= set(described)
     assert {name: described[name].default for name in names} == {name: getattr(options, name) for name in names}

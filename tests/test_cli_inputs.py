@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from command_line import fails, run
 from keras_vit import VisionTransformer, converters, train, zoo
-from keras_vit._util import data_files
-from keras_vit._util.image_paths import READABLE, SUFFIXES, image_files
+from keras_vit._util.files import PACKAGE, READABLE, SUFFIXES, image_files
 from keras_vit.cli import app, options
 from keras_vit.model import classify
 from tiny_models import built, tiny
@@ -308,7 +307,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 @pytest.mark.full
 def test_three_hundred_images_take_the_memory_of_a_batch(photos: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(data_files.PACKAGE.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     arguments = [sys.executable, "-c", MEMORY, str(photos / "0" / "00.jpg")]
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=True)
     # 300 prepared images are 506 MiB, and were there twice; a batch of 16 is 27 MiB.

@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 from command_line import fails
-from keras_vit import converters
-from keras_vit._util import data_files
-from keras_vit.cli import _app, main, options, visualize
+from keras_vit import cli, converters
+from keras_vit._util import files
+from keras_vit.cli import main, options, predict
 from keras_vit.visualize import report_page
 from tiny_models import built
 
-CHECKPOINT = data_files.folder("zoo") / "weights" / "digits.npz"
+CHECKPOINT = files.data_folder("zoo") / "weights" / "digits.npz"
 # Each command, and what its one line says. x.png is an image, own.npz a checkpoint, empty.png an empty file, and `run`
 # the folder of a training run that has not finished.
 WRONG = {
@@ -113,7 +113,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_no_wrong_command_starts_tensorflow(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
-    environment = {**os.environ, "PYTHONPATH": str(data_files.PACKAGE.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(files.PACKAGE.parent)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], input=json.dumps(list(WRONG)), capture_output=True, text=True, env=environment
     )
@@ -132,7 +132,7 @@ def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:
     def app() -> None:
         raise error
 
-    monkeypatch.setattr(_app, "app", app)
+    monkeypatch.setattr(cli, "app", app)
     return fails(monkeypatch, "predict")
 
 
@@ -161,8 +161,8 @@ def test_a_warning_is_one_line_without_a_place(
         warnings.simplefilter("always")
         warnings.warn("keras_vit: images of 39x32 pixels", stacklevel=1)
 
-    monkeypatch.setattr(_app, "app", app)
-    _app.main()
+    monkeypatch.setattr(cli, "app", app)
+    cli.main()
     assert capsys.readouterr().err == "keras-vit: warning: images of 39x32 pixels\n"
 
 
@@ -172,7 +172,7 @@ def test_values_may_be_written_as_in_python() -> None:
 
 
 def test_the_number_of_images_of_a_report_is_the_reports() -> None:
-    assert visualize.MAX_IMAGES == report_page.MAX_IMAGES
+    assert predict.MAX_IMAGES == report_page.MAX_IMAGES
 
 
 def test_names_cannot_control_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

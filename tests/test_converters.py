@@ -259,9 +259,9 @@ def test_convert_takes_a_file_to_another_resolution_and_head(tmp_path: Path) -> 
 
 
 def test_a_table_of_ones_own_reads_and_writes(tmp_path: Path) -> None:
-    from keras_vit._util import data_files
+    from keras_vit._util import files
 
-    text = (data_files.folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
+    text = (files.data_folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
     mine = tmp_path / "mine.toml"
     mine.write_text(text.replace('"google"', '"mine"').replace("Transformer/encoder_norm/", "Transformer/last/"))
     model = built()

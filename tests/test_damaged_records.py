@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from keras_vit.train.data import sources
 from keras_vit.train.data.dataset_files import name_bad_image
-from keras_vit.train.data.order import Order
-from keras_vit.train.data.split import Split
+from keras_vit.train.data.split import Order, Split
 from marks import full_except
 from test_sources import COUNT, prepare, sequential
 

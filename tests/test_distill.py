@@ -15,7 +15,7 @@ import killed_runs
 from keras_vit import train
 from keras_vit.errors import CheckpointError
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.step import distill
+from keras_vit.train import distill
 from tiny_models import built, randomised, tiny
 
 SEED = tf.constant([1, 2], tf.int32)

@@ -17,11 +17,10 @@ import typer
 import doc_blocks
 import folder_picture
 import recipe_table
-from keras_vit import train
-from keras_vit.cli import _app, options
-from keras_vit.train.loop.prepare import adapt_model
-from keras_vit.train.step.state import TrainState
-from keras_vit.train.step.train_step import make_train_step
+from keras_vit import cli, train
+from keras_vit.cli import options
+from keras_vit.train.prepare import adapt_model
+from keras_vit.train.step import TrainState, make_train_step
 from marks import full_except
 from package_source import PACKAGE
 from test_structure import FLOORS, floor
@@ -65,7 +64,7 @@ def test_blocks_that_need_something_are_python_too(page: str) -> None:
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # the folder with zoo/recipes/finetune.toml
-    known: Any = typer.main.get_command(_app.app)
+    known: Any = typer.main.get_command(cli.app)
     for name, *rest in doc_blocks.commands(page.read_text(encoding="utf-8")):
         if name.startswith("-"):
             known.make_context("keras-vit", [name, *rest], resilient_parsing=True)
@@ -79,7 +78,7 @@ def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.Mon
 
 def test_the_guides_show_the_commands() -> None:
     shown = {name for page in PAGES.values() for name, *_ in doc_blocks.commands(page)}
-    known: Any = typer.main.get_command(_app.app)
+    known: Any = typer.main.get_command(cli.app)
     assert known.commands.keys() - {"demo"} <= shown
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_vit.export.quantization.modes import load_mode, mode_names
+from keras_vit.export.modes import load_mode, mode_names
 from package_source import imported_packages
 
 TABLE = 'summary = "mine"\ndevices = "mine"\nleast_cosine = 0.9\nleast_agreement = 0.9\n'
@@ -110,7 +110,7 @@ def test_all_that_is_wrong_is_told_at_once(written):
 
 
 def test_modes_are_read_without_keras_and_the_quantizer():
-    assert not imported_packages("export.quantization.modes") & {
+    assert not imported_packages("export.modes") & {
         "keras",
         "tensorflow",
         "ai_edge_litert",

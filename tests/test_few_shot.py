@@ -12,8 +12,7 @@ from sklearn.linear_model import Ridge
 
 from keras_vit import digits, zoo
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.measure.few_shots import draw_images, few_shot
-from keras_vit.train.measure.least_squares import BIAS, MIN_DEVIATION, LeastSquares
+from keras_vit.train.few_shots import BIAS, MIN_DEVIATION, LeastSquares, draw_images, few_shot
 from tiny_models import built
 
 L2 = 2.0**10

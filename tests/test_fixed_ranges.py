@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from keras_vit import dense, export
-from keras_vit.export.check import samples
+from keras_vit.export import samples
 from keras_vit.export.litert.builder import Builder, schema
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
-from keras_vit.export.quantization.modes import Mode, Rule, load_mode
-from keras_vit.export.quantization.quantize import quantize
+from keras_vit.export.modes import Mode, Rule, load_mode
+from keras_vit.export.quantize import quantize
 from marks import full_except
 from outlier_models import score
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built

@@ -2,10 +2,10 @@
 
 import pytest
 
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.model import labels
 
-LISTS = sorted(path.stem for path in (data_files.folder("zoo") / "labels").glob("*.txt"))
+LISTS = sorted(path.stem for path in (files.data_folder("zoo") / "labels").glob("*.txt"))
 
 
 @pytest.mark.parametrize(

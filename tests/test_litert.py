@@ -15,9 +15,8 @@ from keras_vit import VisionTransformer, zoo
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Builder, schema
 from keras_vit.export.litert.emit import build_file
-from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.operators import FLOAT16, INT8, Operators
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT16, INT8
 from keras_vit.export.litert.writer import FileWriter
 from keras_vit.model import layers as vit
 from litert_graph import interpreter

@@ -11,8 +11,7 @@ import pytest
 
 from keras_vit.export.litert import builder as building
 from keras_vit.export.litert.builder import ALIGNMENT, Builder, schema
-from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8
+from keras_vit.export.litert.operators import FLOAT16, FLOAT32, INT8, Operators
 from litert_graph import interpreter
 
 RANDOM = np.random.default_rng(0)

@@ -19,7 +19,7 @@ import pytest
 
 import arm_machine
 from keras_vit import VisionTransformer, ViTConfig, digits, export, zoo
-from keras_vit.export.quantization import modes
+from keras_vit.export import modes
 from outlier_models import images, score
 from test_packaging import requirements
 

@@ -12,9 +12,8 @@ import pytest
 
 from keras_vit import VisionTransformer, converters
 from keras_vit.export.litert.builder import Tensor
-from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.operators import FLOAT32, INT8, Operators, Storage
 from keras_vit.export.litert.stem import group_norm, standardized_kernel
-from keras_vit.export.litert.storage import FLOAT32, INT8, Storage
 from keras_vit.export.litert.writer import FileWriter
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.layers.resnet import GroupNormalization, StandardizedConv2D

@@ -13,9 +13,9 @@ from PIL import Image
 
 import outlier_models
 from keras_vit import digits, export, train
-from keras_vit.export.check import verify as measures
-from keras_vit.export.check.verify import check_thresholds
-from keras_vit.export.quantization.modes import Mode, load_mode, mode_names
+from keras_vit.export import verification as measures
+from keras_vit.export.modes import Mode, load_mode, mode_names
+from keras_vit.export.verification import check_thresholds
 from keras_vit.model.task import Classification
 from test_outliers import LEAST
 from test_verify import compared

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from keras_vit import ViTConfig
+from keras_vit.train import planner
 from keras_vit.train._recipe import Recipe, recipe
-from keras_vit.train.measure import memory
-from keras_vit.train.measure.memory import check_memory, device_memory, fewest_micro_batches, free_memory, plan_step
+from keras_vit.train.planner import check_memory, device_memory, fewest_micro_batches, free_memory, plan_step
 
 GIB = 2**30
 CONFIG = ViTConfig.from_name("B/16", image_size=384)
@@ -34,9 +34,9 @@ def test_the_fewest_micro_batches_that_fit(gib: int, replicas: int, changes: dic
         for n in range(1, number + 1)
         if images % n == 0
     }
-    limit = memory.CHOSEN_SHARE * gib * GIB
+    limit = planner.CHOSEN_SHARE * gib * GIB
     assert plans.pop(number).total <= limit
-    assert all(planned.total + memory.WAITING_BATCHES * planned.images > limit for planned in plans.values())
+    assert all(planned.total + planner.WAITING_BATCHES * planned.images > limit for planned in plans.values())
 
 
 def test_the_numbers_for_the_first_command_of_the_readme() -> None:
@@ -66,8 +66,8 @@ def test_a_stated_number_is_refused_beyond_the_error_of_plans_and_warned_of_with
 
 
 def test_an_evaluation_needs_no_more_than_a_training_step() -> None:
-    assert memory.evaluation_batch(finetune(accumulation=8), CONFIG, replicas=1) == 64
-    assert memory.evaluation_batch(finetune(accumulation=512), CONFIG, replicas=1) < 32
+    assert planner.evaluation_batch(finetune(accumulation=8), CONFIG, replicas=1) == 64
+    assert planner.evaluation_batch(finetune(accumulation=512), CONFIG, replicas=1) < 32
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from ml_dtypes import bfloat16
 
-from keras_vit.train.step.optimizer import Optimizer, clip, schedule, update_variables
+from keras_vit.train.optimizer import Optimizer, clip, schedule, update_variables
 from optimizer_cases import CASES, CHOSEN, NAMES, NUM_LAYERS, STEPS, WARMUP, gradients, make_recipe, start, trained
 
 # Values stay below 8, and each of 60 updates rounds to float32, 2**-24 of a value: at worst 60 * 8 / 2**24 = 3e-5, if

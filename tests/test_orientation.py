@@ -16,12 +16,11 @@ from PIL import Image, ImageOps
 
 import command_line
 from keras_vit import export, train, zoo
-from keras_vit.model import preprocess
+from keras_vit.model import images, preprocess
 from keras_vit.model.config import Preprocessing
-from keras_vit.model.images import jpeg_png, pillow
 from keras_vit.model.task import Classification
 from keras_vit.train.data import augment, pipeline, sources
-from keras_vit.train.data.order import Order
+from keras_vit.train.data.split import Order
 from marks import full_except
 from tiny_models import built
 
@@ -46,7 +45,7 @@ def encoded(image: Image.Image, kind: str, exif: bytes | None = None) -> bytes:
 
 
 def test_the_graph_has_no_slices_that_the_layout_optimizer_gives_up_at() -> None:
-    graphs = [jpeg_png._parse_orientation.get_concrete_function().graph.as_graph_def()]
+    graphs = [images._parse_orientation.get_concrete_function().graph.as_graph_def()]
     functions = [each.node_def for graph in graphs for each in graph.library.function]
     for nodes in (*(graph.node for graph in graphs), *functions):
         values = {node.name: tf.make_ndarray(node.attr["value"].tensor) for node in nodes if node.op == "Const"}
@@ -63,7 +62,7 @@ def decoded(file: bytes, folder: Path) -> np.ndarray:
     path = folder / "photo"
     path.write_bytes(file)
     pixels = preprocess.decode(path)
-    np.testing.assert_array_equal(pillow.pixels(Image.open(path)), pixels)
+    np.testing.assert_array_equal(images.pillow_pixels(Image.open(path)), pixels)
     np.testing.assert_array_equal(in_graph(file), pixels)
     return pixels
 
@@ -91,8 +90,8 @@ def test_files_that_only_pillow_reads_are_turned_too(kind: str, tmp_path: Path) 
 def test_an_object_that_is_upright_already_is_not_turned_again() -> None:
     image = Image.open(io.BytesIO(encoded(PHOTO, "JPEG", tag(6))))
     upright = ImageOps.exif_transpose(image)
-    np.testing.assert_array_equal(pillow.pixels(upright), np.asarray(upright))
-    np.testing.assert_array_equal(pillow.pixels(image.convert("RGB")), np.asarray(upright))
+    np.testing.assert_array_equal(images.pillow_pixels(upright), np.asarray(upright))
+    np.testing.assert_array_equal(images.pillow_pixels(image.convert("RGB")), np.asarray(upright))
 
 
 def with_segment(content: bytes, code: int = 0xE1) -> bytes:
@@ -165,7 +164,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_an_inception_crop_is_one_of_the_upright_photo(orientation: int) -> None:
     file = tf.constant(encoded(PHOTO, "JPEG", tag(orientation)))
-    upright = jpeg_png.decode(file)
+    upright = images.decode_image(file)
     for number in range(4):
         of_file, of_pixels = (augment.inception_crop(x, (3, number), min_area=0.1).numpy() for x in (file, upright))
         assert of_file.shape == of_pixels.shape

@@ -15,8 +15,7 @@ from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
 from keras_vit.train.data import pipeline
-from keras_vit.train.data.order import Order
-from keras_vit.train.data.split import RandomAccess, Split
+from keras_vit.train.data.split import Order, RandomAccess, Split
 
 SIZE = (16, 24)
 OTHER = Preprocessing(

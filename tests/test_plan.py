@@ -14,7 +14,7 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
 from keras_vit.model.layers import runtime
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.measure.planner import PARTS, plan
+from keras_vit.train.planner import PARTS, plan
 from marks import full_except
 from test_parameter_counts import GSAM, OFFICIAL
 from tiny_models import FAMILIES, VARIANTS, prepared, tiny

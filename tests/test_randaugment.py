@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageOps
 
-from keras_vit.train.data import randaugment as module
-from keras_vit.train.data.randaugment import OPERATIONS, Draws, randaugment
+from keras_vit.train.data import augment as module
+from keras_vit.train.data.augment import OPERATIONS, Draws, randaugment
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 stats = pytest.importorskip("scipy.stats")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_vit import ViTConfig
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.train._recipe import Recipe, recipe, recipes
 
 SMALL = {"name": "mine", "steps": 10, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.1}
@@ -266,7 +266,7 @@ def test_a_file_of_ones_own(written):
 
 
 def test_the_path_of_a_recipe_of_the_zoo():
-    assert recipe(data_files.folder("zoo") / "recipes" / "finetune.toml") == recipe("finetune")
+    assert recipe(files.data_folder("zoo") / "recipes" / "finetune.toml") == recipe("finetune")
 
 
 def test_a_file_extends_a_recipe_of_the_zoo(written):

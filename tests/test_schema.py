@@ -11,7 +11,7 @@ import reference_cases as reference
 from keras_vit import converters
 from keras_vit._util.checks import Share, check_depth, table_problems
 from keras_vit.converters.table import load_table
-from keras_vit.export.quantization.modes import load_mode
+from keras_vit.export.modes import load_mode
 from keras_vit.train import recipe
 from keras_vit.zoo.cards import read_family
 

@@ -23,7 +23,7 @@ from PIL import Image
 
 import image_kinds
 from keras_vit import export, zoo
-from keras_vit.export.check.report import measure_resources
+from keras_vit.export.report import measure_resources
 
 grpc = pytest.importorskip("grpc", reason="the look-alike serves gRPC")
 pytest.importorskip("tensorflow_serving", reason="the look-alike speaks tensorflow-serving-api's messages")

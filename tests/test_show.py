@@ -12,8 +12,8 @@ import pytest
 from command_line import run
 from keras_vit import zoo
 from keras_vit.cli import show
-from keras_vit.export.check.report import Report
-from keras_vit.train.measure.evaluation import Evaluation
+from keras_vit.export.report import Report
+from keras_vit.train.evaluation import Evaluation
 from keras_vit.zoo import catalogue
 from test_parameter_counts import OFFICIAL
 

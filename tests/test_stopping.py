@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import train
-from keras_vit.train.step import train_step
+from keras_vit.train import step
 from model_weights import assert_same_bits, values
 from tiny_models import tiny
 
@@ -36,7 +36,7 @@ def run(out: Path | None = None, **changes: Any) -> train.Result:
 def signal_in_micro_batch(number: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Send this process Ctrl-C while it computes a micro-batch; return the list of those that it computes."""
     computed: list[int] = []
-    gradients = train_step._gradients
+    gradients = step._gradients
 
     def send(state: Any) -> None:
         computed.append(len(computed))
@@ -51,7 +51,7 @@ def signal_in_micro_batch(number: int, monkeypatch: pytest.MonkeyPatch) -> list[
         with tf.control_dependencies([tf.py_function(lambda: send(state), [], [])]):
             return tf.nest.map_structure(tf.identity, gradients(state, *arguments))
 
-    monkeypatch.setattr(train_step, "_gradients", gradients_and_signal)
+    monkeypatch.setattr(step, "_gradients", gradients_and_signal)
     return computed
 
 
@@ -82,13 +82,13 @@ def test_a_run_that_stopped_between_micro_batches_continues_bit_for_bit(
 
 @pytest.mark.full
 def test_an_error_in_a_step_is_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    gradients = train_step._gradients
+    gradients = step._gradients
 
     def fail(*arguments: Any) -> Any:
         with tf.control_dependencies([tf.debugging.Assert(False, ["broken"])]):
             return tf.nest.map_structure(tf.identity, gradients(*arguments))
 
-    monkeypatch.setattr(train_step, "_gradients", fail)
+    monkeypatch.setattr(step, "_gradients", fail)
     with pytest.raises(tf.errors.OpError, match="broken"):
         run()
 

@@ -5,7 +5,7 @@ import random
 import keras
 import pytest
 
-from keras_vit.model.symbolic import symbolic_model
+from keras_vit.model.cost import symbolic_model
 from tiny_models import built
 
 FIELDS = {"token": {}, "map": {"classifier": "map"}, "hybrid": {"resnet": {"num_layers": (1, 1)}, "patch_size": 1}}

@@ -14,7 +14,7 @@ from keras_vit._util import downloads
 from keras_vit.converters import assign
 from keras_vit.converters.containers import write_npz
 from keras_vit.converters.table import load_table
-from keras_vit.export.check.running import load_exported
+from keras_vit.export.exported import load_exported
 from marks import full_except
 from text_cases import FOLDER, small_encoder
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.train.loop import log_files
-from keras_vit.train.loop.checkpoints import remove, replace_file
-from keras_vit.train.loop.log_files import Log, plot
-from keras_vit.train.loop.training import Stop
+from keras_vit.train import log_files
+from keras_vit.train.checkpoints import remove, replace_file
+from keras_vit.train.log_files import Log, plot
+from keras_vit.train.loop import Stop
 
 
 def lines(folder: Path) -> list[dict[str, object]]:

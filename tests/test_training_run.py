@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import VisionTransformer, train, zoo
-from keras_vit.train.loop import prepare
-from keras_vit.train.step.strategies import strategy
+from keras_vit.train import prepare
+from keras_vit.train.strategies import strategy
 from model_weights import values
 from tiny_models import VARIANTS, tiny
 

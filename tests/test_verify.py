@@ -18,11 +18,10 @@ import numpy as np
 import pytest
 
 from keras_vit import export
-from keras_vit.export.check import litert_file, samples
-from keras_vit.export.check import verify as verification
-from keras_vit.export.check.report import measure_resources, resident_bytes
+from keras_vit.export import exported, samples, verification
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.operators import Operators
+from keras_vit.export.report import measure_resources, resident_bytes
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
 from tiny_models import built, prepared, tiny
@@ -132,7 +131,7 @@ def test_a_report_reads_as_sentences() -> None:
 
 def test_time_and_the_most_memory_of_a_block_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.chain([100, 400], itertools.repeat(250))  # at the start, once in between, from then on
-    monkeypatch.setattr("keras_vit.export.check.report.resident_bytes", lambda: next(looks))
+    monkeypatch.setattr("keras_vit.export.report.resident_bytes", lambda: next(looks))
     with measure_resources() as used:
         time.sleep(0.05)
     assert used.seconds >= 0.05
@@ -140,7 +139,7 @@ def test_time_and_the_most_memory_of_a_block_are_watched(monkeypatch: pytest.Mon
 
 
 def test_memory_is_unknown_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keras_vit.export.check.report.resident_bytes", lambda: None)
+    monkeypatch.setattr("keras_vit.export.report.resident_bytes", lambda: None)
     with measure_resources() as used:
         pass
     assert used.peak_bytes is None
@@ -225,14 +224,14 @@ def test_a_file_with_something_beside_its_weights_is_refused(tmp_path: Path, lin
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (litert_file.Structure(frozenset({"ADD", "CUSTOM FlexErf"}), 4, 2), r"not LiteRT's own \(CUSTOM FlexErf\)"),
-        (litert_file.Structure(frozenset({"ADD"}), 5, 1), "has tensors of 5 dimensions"),
-        (litert_file.Structure(frozenset({"VAR_HANDLE"}), 2, 1), r"not in it \(VAR_HANDLE\)"),
+        (exported.Structure(frozenset({"ADD", "CUSTOM FlexErf"}), 4, 2), r"not LiteRT's own \(CUSTOM FlexErf\)"),
+        (exported.Structure(frozenset({"ADD"}), 5, 1), "has tensors of 5 dimensions"),
+        (exported.Structure(frozenset({"VAR_HANDLE"}), 2, 1), r"not in it \(VAR_HANDLE\)"),
     ],
     ids=["a foreign operator", "too many dimensions", "a variable"],  # the order of a set changes
 )
 def test_what_does_not_run_everywhere_is_refused(
-    made: litert_file.Structure, said: str, tmp_path: Path, linear: keras.Model, monkeypatch: pytest.MonkeyPatch
+    made: exported.Structure, said: str, tmp_path: Path, linear: keras.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "read_structure", lambda _: made)
     with pytest.raises(export.VerificationError, match=said):
@@ -245,9 +244,9 @@ def test_operators_and_dimensions_are_read_out_of_the_file(tmp_path: Path) -> No
     deep = ops.reshape(image, (1, 1, 2, 2, 3), "deep")
     ops.builder.signature({"image": image}, {"logits": deep})
     ops.builder.write(tmp_path / "deep.tflite")
-    assert litert_file.read_structure(tmp_path / "deep.tflite") == litert_file.Structure(frozenset({"RESHAPE"}), 5, 1)
-    flat = litert_file.read_structure(file(tmp_path / "flat.tflite"))
-    assert litert_file.find_problems(flat) == []
+    assert exported.read_structure(tmp_path / "deep.tflite") == exported.Structure(frozenset({"RESHAPE"}), 5, 1)
+    flat = exported.read_structure(file(tmp_path / "flat.tflite"))
+    assert exported.find_problems(flat) == []
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, None])
@@ -317,7 +316,7 @@ def test_a_mutated_file_is_one_error_or_none(tmp_path: Path) -> None:
         mutated[random.integers(8, len(content), 3)] = random.choice([0, 1, 127, 128, 255], 3)
         path.write_bytes(mutated.tobytes())
         with contextlib.suppress(ValueError):
-            litert_file.read_structure(path)
+            exported.read_structure(path)
             read += 1
     assert 0 < read < 1000
 

@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 from html_document import Document
 from keras_vit import digits, zoo
 from keras_vit._util.text import byte_size
-from keras_vit.cli import visualize
+from keras_vit.cli import predict
 from keras_vit.export import Report
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.visualize import figures
+from keras_vit.visualize import report_page
 from keras_vit.visualize.report_page import report, undo_preprocessing
 from marks import full_except
 from tiny_models import OTHERS, VARIANTS, built
@@ -327,7 +327,7 @@ def test_top_is_a_number_of_classes(top: Any, small: VisionTransformer, tmp_path
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[plots\]"'):
-        importlib.reload(figures)
+        importlib.reload(report_page)
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_images_are_of_the_size_that_a_page_shows(tmp_path: Path) -> None:
 
 def test_the_distances_are_dots_at_their_blocks() -> None:
     distance = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
-    [axes] = figures.draw_distances(distance).axes
+    [axes] = report_page.draw_distances(distance).axes
     dots = np.asarray(axes.collections[0].get_offsets())
     np.testing.assert_array_equal(dots, [[1, 1], [1, 2], [1, 3], [2, 4], [2, 5], [2, 6]])
     assert axes.get_ylim()[0] == 0
@@ -375,18 +375,18 @@ def test_the_distances_are_dots_at_their_blocks() -> None:
 
 def test_norms_that_differ_by_orders_of_magnitude_are_on_a_logarithmic_axis() -> None:
     norms = np.ones((3, 2, 9), np.float32)
-    [axes] = figures.draw_norms(norms, prefix_tokens=1).axes
+    [axes] = report_page.draw_norms(norms, prefix_tokens=1).axes
     assert axes.get_yscale() == "linear"
     assert [text.get_text() for text in axes.get_legend().get_texts()][-1] == "class token"
     norms[2, 1, 5] = 300
-    [axes] = figures.draw_norms(norms, prefix_tokens=0).axes
+    [axes] = report_page.draw_norms(norms, prefix_tokens=0).axes
     assert axes.get_yscale() == "log"
 
 
 def test_of_a_large_grid_evenly_spaced_maps_are_drawn() -> None:
     similarity = np.zeros((40, 20, 40, 20), np.float32)
     similarity[39, 19] = 1
-    axes, scale = figures.draw_similarities(similarity).axes
+    axes, scale = report_page.draw_similarities(similarity).axes
     mosaic = axes.images[0].get_array()
     gap = 6  # 0.15 of the longer side
     assert mosaic.shape == (16 * 46 - gap, 16 * 26 - gap, 4)
@@ -397,7 +397,7 @@ def test_of_a_large_grid_evenly_spaced_maps_are_drawn() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_filters_of_any_number_of_channels_are_shown(channels: int) -> None:
-    [axes] = figures.draw_filters(np.random.default_rng(0).random((9, 5, 4, channels), np.float32)).axes
+    [axes] = report_page.draw_filters(np.random.default_rng(0).random((9, 5, 4, channels), np.float32)).axes
     mosaic = np.asarray(axes.images[0].get_array())
     assert mosaic.shape == (2 * 6 - 1, 7 * 5 - 1, 4)
     assert mosaic[..., 3].sum() == 9 * 5 * 4  # cells without a filter are transparent
@@ -405,15 +405,15 @@ def test_filters_of_any_number_of_channels_are_shown(channels: int) -> None:
 
 def test_a_patch_is_as_dense_as_it_is_above_the_average() -> None:
     weights = np.ones((4, 5), np.float32)
-    assert not figures.heat(weights)[..., 3].any()  # no patch differs
-    assert not figures.heat(0 * weights)[..., 3].any()
+    assert not report_page.heat(weights)[..., 3].any()  # no patch differs
+    assert not report_page.heat(0 * weights)[..., 3].any()
     weights.ravel()[:5] = 0.5, 2, 3, 90, 0
-    sheet = figures.heat(weights * 20 / weights.sum())
+    sheet = report_page.heat(weights * 20 / weights.sum())
     assert sheet.dtype == np.uint8 and sheet.shape == (4, 5, 4)
-    assert (figures.heat(weights) == sheet).all()  # only ratios matter
-    assert sheet[0, 3, 3] == round(255 * figures.MAX_OPACITY)
-    steps = figures.heat_scale()[0, :, 3].astype(int)
-    assert steps[0] == 0 and steps[-1] == round(255 * figures.MAX_OPACITY) and (np.diff(steps) > 0).all()
+    assert (report_page.heat(weights) == sheet).all()  # only ratios matter
+    assert sheet[0, 3, 3] == round(255 * report_page.MAX_OPACITY)
+    steps = report_page.heat_scale()[0, :, 3].astype(int)
+    assert steps[0] == 0 and steps[-1] == round(255 * report_page.MAX_OPACITY) and (np.diff(steps) > 0).all()
 
 
 # The command
@@ -421,7 +421,7 @@ def test_a_patch_is_as_dense_as_it_is_above_the_average() -> None:
 
 def run(*arguments: object) -> str:
     app = typer.Typer()
-    app.command()(visualize.visualize)
+    app.command()(predict.visualize)
     result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout

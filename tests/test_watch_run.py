@@ -22,8 +22,8 @@ from command_line import fails
 from command_line import run as run_command
 from keras_vit import train, zoo
 from keras_vit._util import progress
-from keras_vit.train.loop import held_out
-from keras_vit.train.loop.log_files import MetricLogger
+from keras_vit.train import loop
+from keras_vit.train.log_files import MetricLogger
 from model_weights import values
 from tiny_models import tiny
 
@@ -211,7 +211,7 @@ def test_evaluations_are_about_ten_in_a_run_and_cost_a_tenth_of_it() -> None:
     def every(images: int, total: int, **changes: Any) -> int | None:
         State.total_steps, State.recipe = total, train.recipe("finetune", **changes)
         evaluation: Any = type("Split", (), {"count": images}) if images else None
-        return held_out.interval(State(), type("Data", (), {"evaluation": evaluation, "is_labelled": True}))  # type: ignore[arg-type]
+        return loop.interval(State(), type("Data", (), {"evaluation": evaluation, "is_labelled": True}))  # type: ignore[arg-type]
 
     assert every(1_000, 20_000) == 2_000
     assert every(1_000, 200) == 20

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import train
-from keras_vit.train.step import strategies
+from keras_vit.train import strategies
 from killed_runs import logged, weights
 from test_train_parity import WITHOUT_EFFECT, free_ports
 

@@ -11,9 +11,9 @@ import pytest
 
 from keras_vit import VisionTransformer, digits, export, zoo
 from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.operators import STORAGES
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import STORAGES
-from keras_vit.export.quantization.modes import load_mode
+from keras_vit.export.modes import load_mode
 from marks import full_except
 from outlier_models import standardise
 from tiny_models import randomised, tiny

@@ -27,7 +27,7 @@ from keras_vit import (
     visualize,
     zoo,
 )
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.batch._embed import _parse_shard
 from keras_vit.converters import assign
 from keras_vit.converters.table import load_table
@@ -296,7 +296,7 @@ def test_a_fact_that_is_none_is_refused_with_the_nearest() -> None:
     ],
 )
 def test_a_table_with_a_typo_is_refused_where_it_stands(tmp_path: Path, right: str, wrong: str, said: str) -> None:
-    text = (data_files.folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
+    text = (files.data_folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
     assert right in text
     (tmp_path / "mine.toml").write_text(text.replace(right, wrong, 1))
     with pytest.raises(ValueError, match=said) as caught:
@@ -305,7 +305,7 @@ def test_a_table_with_a_typo_is_refused_where_it_stands(tmp_path: Path, right: s
 
 
 def test_a_card_with_a_typo_is_refused_where_it_stands(tmp_path: Path) -> None:
-    text = (data_files.folder("zoo") / "digits.toml").read_text(encoding="utf-8")
+    text = (files.data_folder("zoo") / "digits.toml").read_text(encoding="utf-8")
     for right, wrong in (
         ("hidden_size", "hiden_size"),
         ("licence", "license"),
@@ -319,7 +319,7 @@ def test_a_card_with_a_typo_is_refused_where_it_stands(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_no_official_architecture_states_its_sizes(tmp_path: Path) -> None:
-    text = (data_files.folder("zoo") / "digits.toml").read_text(encoding="utf-8")
+    text = (files.data_folder("zoo") / "digits.toml").read_text(encoding="utf-8")
     (tmp_path / "mine.toml").write_text(text.replace("hidden_size = 64\n", ""))
     with pytest.raises(CardError, match="No architecture has this name.*'ViT-digits'"):
         read_family(tmp_path / "mine.toml")

@@ -19,7 +19,7 @@ from urllib.request import url2pathname
 import requests
 from filelock import FileLock
 
-from keras_vit._util.atomic import replacing
+from keras_vit._util.files import replacing
 from keras_vit._util.progress import counter
 from keras_vit.errors import DownloadError, FileUnavailableError, LicenceError
 

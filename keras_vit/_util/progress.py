@@ -1,9 +1,10 @@
-"""Show progress bars on standard error with rich, if it is a terminal."""
+"""Show the progress of long work, and measure time."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from keras_vit._util.text import printable
 
@@ -67,3 +68,13 @@ def counter(
 def print_line(text: str) -> None:
     """Print a line on standard error, above the bar if there is one."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+Result = TypeVar("Result")
+
+
+def timed(function: Callable[..., Result], *arguments: Any) -> tuple[Result, float]:
+    """Return what a function returns, and the seconds that the call took."""
+    start = time.perf_counter()
+    result = function(*arguments)
+    return result, time.perf_counter() - start

@@ -21,14 +21,14 @@ except ImportError as missing:
     raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
 from keras_vit._util.checks import as_path, check_counts, given, one_of
-from keras_vit._util.image_paths import MAX_BYTES
+from keras_vit._util.files import MAX_BYTES
 from keras_vit._util.progress import counter
-from keras_vit.batch import compute, on_ray
+from keras_vit.batch import compute
 from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import EmbedResult, open_folder
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.images.jpeg_png import CHANNELS
+from keras_vit.model.images import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.zoo.pretrained import Choice, load_any, resolve
 
@@ -106,7 +106,7 @@ def embed(
     first, count = _parse_shard(shard)
     name, target = _check_paths(source, to)
     if engine == "ray":
-        on_ray.import_ray()
+        compute.import_ray()
     loaded, origin = _load(model, what, origin)
     facts = {
         "source": _absolute(name),
@@ -121,7 +121,7 @@ def embed(
     folder = replace(open_folder(target, facts, state, origin), max_bytes=max_bytes)
     settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
     if numbers := folder.unfinished(first, count, retry_errors=retry_errors):
-        run = on_ray.run if engine == "ray" else compute.run
+        run = compute.run_on_ray if engine == "ray" else compute.run
         # Only the files of records know how many images they have.
         total = None if folder.record["records"] else folder.record["images"] * len(numbers) // folder.record["files"]
         with counter("Computing", total=total, show=progress) as advance:

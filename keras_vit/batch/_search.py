@@ -20,8 +20,8 @@ except ImportError as missing:
     raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
 from keras_vit._util import html
-from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import check_counts
+from keras_vit._util.files import replacing
 from keras_vit.batch.folder import Folder, find_folder
 from keras_vit.errors import DownloadError
 from keras_vit.model.classify import IMAGE_ERRORS

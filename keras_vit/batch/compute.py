@@ -1,4 +1,4 @@
-"""Read and prepare images in background threads, run the model on them, and write the rows to Parquet files."""
+"""Compute embeddings or classes of images in batches, in this process or on a Ray cluster."""
 
 import ctypes
 import functools
@@ -6,18 +6,19 @@ import itertools
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from keras_vit._util.atomic import replacing
-from keras_vit._util.text import escaped
+from keras_vit._util.files import replacing
+from keras_vit._util.text import escaped, install_command
 from keras_vit.batch.folder import Folder
 from keras_vit.batch.images import Item
 from keras_vit.errors import DownloadError
@@ -178,3 +179,41 @@ def _read(item: Item) -> tuple[bytes, Exception | None]:
         raise
     except IMAGE_ERRORS as error:
         return b"", error
+
+
+MODEL = "_model.keras"  # in the output folder, which all nodes share
+
+
+class _Actor:
+    def __init__(self, folder: Folder, settings: dict[str, Any]) -> None:
+        self._folder = folder
+        self._worker = Worker(keras.saving.load_model(folder.path / MODEL), **settings)
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return {"images": [sum(self._worker.run(self._folder, [number])) for number in rows["item"].tolist()]}
+
+
+def run_on_ray(
+    model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Sequence[int]
+) -> Iterator[int]:
+    """Write output files; yield the number of images in each. Other nodes finish the files of a lost one."""
+    ray = import_ray()
+    ray.init(ignore_reinit_error=True)
+    model.save(folder.path / MODEL)
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    resources = {"num_gpus": 1} if gpus else {"num_cpus": min(node["Resources"].get("CPU", 1) for node in nodes)}
+    files = ray.data.from_items(list(numbers), override_num_blocks=len(numbers))
+    arguments = {"fn_constructor_args": (folder, settings), "concurrency": (1, gpus or len(nodes))}
+    for row in files.map_batches(_Actor, batch_size=1, **arguments, **resources).iter_rows():
+        yield int(row["images"])
+
+
+def import_ray() -> Any:
+    """Return the package ray, or raise an ImportError with the command that installs it."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ImportError(f'engine="ray" needs the package ray: {install_command("ray")}') from error
+    return ray

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import given
-from keras_vit._util.image_paths import MAX_BYTES
+from keras_vit._util.files import MAX_BYTES, replacing
 from keras_vit._util.text import error_reason
 from keras_vit.batch import images
 

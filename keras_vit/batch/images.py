@@ -15,13 +15,12 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 from fsspec.implementations.local import LocalFileSystem
 
-from keras_vit._util import image_paths
-from keras_vit._util.image_paths import MAX_BYTES, check_regular, read_file, read_limited
+from keras_vit._util import files
+from keras_vit._util.files import MAX_BYTES, check_regular, count_records, read_file, read_limited
 from keras_vit._util.text import error_reason, install_command
-from keras_vit._util.tfrecords import count_records
 from keras_vit.errors import DownloadError
 from keras_vit.model.classify import IMAGE_ERRORS
-from keras_vit.model.images.jpeg_png import is_jpeg_or_png
+from keras_vit.model.images import is_jpeg_or_png
 
 RECORDS = re.compile(r"\.(tfrecords?|array_?record)(-\d+-of-\d+)?$")
 PATH_COLUMNS = ("path", "url")  # of a Parquet file; or else its only column of strings
@@ -65,9 +64,9 @@ def _find(source: str) -> Iterator[str]:
         found = system.glob(path) if "*" in path else system.find(path)
         yield from sorted(system.unstrip_protocol(name) for name in found if _is_wanted(name))
     elif Path(source).is_dir():
-        yield from image_paths.walk([Path(source)], _is_wanted)
+        yield from files.walk([Path(source)], _is_wanted)
     else:
-        yield from image_paths.expand(source, _is_wanted)
+        yield from files.expand(source, _is_wanted)
 
 
 def is_records(name: str) -> bool:
@@ -92,7 +91,7 @@ def open_items(names: list[str], base: Path, max_bytes: int = MAX_BYTES) -> Iter
 
 
 def _is_wanted(name: str) -> bool:
-    return image_paths.is_image(name) or is_records(name)
+    return files.is_image(name) or is_records(name)
 
 
 def _read_parquet(source: str) -> Iterator[str]:

@@ -1,5 +1,64 @@
 """The command line, `keras-vit`."""
 
-from keras_vit.cli._app import app, main
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from keras_vit import __version__
+from keras_vit._util.text import printable
+from keras_vit.cli import batch, demo, export, options, predict, show, train
 
 __all__ = ["app", "main"]
+
+
+app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "list": show.list_models,
+    "show": show.show,
+    "predict": predict.predict,
+    "embed": batch.embed,
+    "search": batch.search,
+    "convert": export.convert,
+    "resize": export.resize,
+    "train": train.train,
+    "evaluate": train.evaluate,
+    "plan": train.plan,
+    "export": export.export,
+    "verify": export.verify,
+    "visualize": predict.visualize,
+    "bench": demo.bench,
+    "demo": demo.demo,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Vision Transformers for TensorFlow and Keras 3: load the official models exactly, train, export."""
+
+
+def main() -> None:
+    """Run the command. A user error prints one line on standard error and gives exit code 1."""
+    with warnings.catch_warnings():
+        warnings.showwarning = options.show_warning
+        try:
+            app()
+        except Exception as error:
+            if not options.is_user_error(error):
+                raise
+            sys.exit("keras-vit: " + printable(options.error_text(error), keep="\n"))

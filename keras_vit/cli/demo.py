@@ -1,14 +1,20 @@
-"""The command `keras-vit demo`: a tour of the package on the embedded model and real images, offline."""
+"""The commands `demo` and `bench`: a tour on embedded data, and the speed of a model."""
 
+import functools
+import json
 import os
 import shutil
+import statistics
 import sys
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
+from keras_vit._util import progress
+from keras_vit._util.checks import given
 from keras_vit.cli import options
 
 NAME = "ViT-digits"
@@ -82,3 +88,93 @@ def _tour(out: Path) -> Path:
     print(f"The exported files are in {out}/, the fine-tuned model and its log in {out}/finetuned/")
     print(f"Report: {page}")
     return page
+
+
+WARM_UP_CALLS = 3  # at least, before the timed calls
+WARM_UP_SECONDS = 0.5  # at least
+
+TimedCall = Callable[[Any], tuple[Any, float]]
+
+
+@options.takes(*options.MODEL_OPTIONS)
+def bench(
+    model: options.Model,
+    batch: Annotated[int | None, options.integer(1, "Images per call; default: 1, or the file's own number.")] = None,
+    rounds: Annotated[int, options.integer(1, "Number of timed calls.")] = 20,
+    threads: Annotated[int | None, options.integer(1, "Default: the runtime's choice; 2 for a .tflite file.")] = None,
+    as_json: options.Json = False,
+    **chosen: Any,
+) -> None:
+    """Time a model, a checkpoint, a .tflite file or a SavedModel on this machine, without preprocessing."""
+    from keras_vit.zoo.pretrained import resolve
+
+    # A SavedModel whose path is also a name of the zoo is the zoo's model.
+    is_folder = (Path(model) / "saved_model.pb").exists() and resolve(model).is_file
+    is_exported = is_folder or model.casefold().endswith(".tflite")
+    if is_exported and any(chosen.values()):
+        raise ValueError(
+            f"--weights, --accept-licence, --image-size and --patch-size are for models. Received: the file {model}"
+        )
+    if is_exported and not Path(model).exists():
+        raise FileNotFoundError(f"There is no exported file {model}")
+    if not is_exported:
+        found = options.find_model(model, **chosen)
+    timed_call: TimedCall
+    with options.quiet():
+        if is_exported:
+            from keras_vit.export.exported import load_exported
+
+            file = load_exported(model, **given(threads=threads))
+            if file.threads is None and threads is not None:
+                raise ValueError(
+                    f"{model} runs on as many threads as TensorFlow chooses. Received: --threads {threads}"
+                )
+            if file.batch is not None and batch not in (None, file.batch):
+                raise ValueError(f"{model} takes {file.batch} images per call. Received: --batch {batch}")
+            timed_call, images = file.timed_call, _images(file.shape, file.dtype, file.batch or batch or 1)
+        else:
+            import tensorflow as tf
+
+            if threads is not None:  # which TensorFlow takes only before its first operation
+                tf.config.threading.set_intra_op_parallelism_threads(threads)
+            loaded = found.load()
+            timed_call = functools.partial(progress.timed, loaded.predict_on_batch)
+            images = _images(loaded.input_shape[1:], "float32", batch or 1)
+        times = measure(timed_call, images, rounds)
+    row = {"model": model, "image_size": images.shape[1:3], "batch": len(images), **times}
+    height, width = images.shape[1:3]
+    text = (
+        f"{model} at {height} x {width}, batch {len(images)}: median {times['median_ms']:.2f} ms, "
+        f"p90 {times['p90_ms']:.2f} ms, {times['images_per_second']:,.1f} images/s\n"
+        f"  {rounds} calls after warm-up; the first call took {times['first_ms']:,.0f} ms"
+    )
+    options.echo(json.dumps(row, indent=2) if as_json else text)
+
+
+def measure(timed_call: TimedCall, images: Any, rounds: int) -> dict[str, Any]:
+    """Time single calls; first_ms is the very first, in which TensorFlow compiles, the others come after a warm-up."""
+    _, first = timed_call(images)
+    warm_up: list[float] = []
+    while len(warm_up) < WARM_UP_CALLS or sum(warm_up) < WARM_UP_SECONDS:
+        warm_up.append(progress.timed(timed_call, images)[1])
+    times = sorted(timed_call(images)[1] for _ in range(rounds))
+    median = statistics.median(times)
+    return {
+        "rounds": rounds,
+        "first_ms": 1000 * first,
+        "median_ms": 1000 * median,
+        "p90_ms": 1000 * times[min(rounds - 1, int(0.9 * rounds))],
+        "images_per_second": len(images) / median,
+    }
+
+
+def _images(shape: tuple[Any, ...], dtype: str, batch: int) -> Any:
+    """Return random images: preprocessed ones, or pixels if the dtype is uint8."""
+    import numpy as np
+
+    if None in shape:
+        raise ValueError(f"Only files that take images of one size are timed. Received: shape {shape}")
+    random = np.random.default_rng(0)
+    if dtype == "uint8":
+        return random.integers(0, 256, (batch, *shape)).astype(dtype)
+    return random.uniform(-1, 1, (batch, *shape)).astype(dtype)

@@ -1,5 +1,6 @@
-"""The commands `keras-vit export` and `keras-vit verify`."""
+"""The commands `convert`, `resize`, `export` and `verify`: write files, and compare them with the model."""
 
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import option_names
-from keras_vit._util.image_paths import image_files
+from keras_vit._util.files import image_files
 from keras_vit.cli import options
 from keras_vit.export.litert.options import Options
 
@@ -38,8 +39,8 @@ def export(
     **given: Any,
 ) -> None:
     """Write a LiteRT (.tflite) file or a SavedModel, run it, and compare it with the model."""
-    from keras_vit.export._temporary import check_file_path, check_folder_path
-    from keras_vit.export.quantization.modes import load_mode
+    from keras_vit._util.files import check_file_path, check_folder_path
+    from keras_vit.export.modes import load_mode
     from keras_vit.model import task
 
     is_saved_model = to.suffix.lower() != ".tflite"
@@ -94,7 +95,7 @@ def verify(
     **given: Any,
 ) -> None:
     """Compare an exported file with its model. The exit code is 1 if their outputs differ too much."""
-    from keras_vit.export.quantization.modes import load_mode
+    from keras_vit.export.modes import load_mode
 
     if not file.exists():
         raise FileNotFoundError(f"There is no exported file {file}")
@@ -129,3 +130,82 @@ def _check_options(context: typer.Context, to: Path, is_saved_model: bool) -> No
     if wrong:
         kind = "a SavedModel (a .tflite file has that suffix)" if is_saved_model else "a .tflite file"
         raise ValueError(f"{kind} does not take {', '.join(wrong)}. Received: --to {to}")
+
+
+def convert(
+    source: options.Model,
+    target: Annotated[Path, Argument(help="The file to write.")],
+    to: Annotated[
+        str,
+        Option(help="The format to write, or a .toml table of your own.", autocompletion=options.complete_format),
+    ],
+    image_size: options.Size = None,
+    num_classes: options.Classes = None,
+    patch_size: options.Patch = None,
+    config: options.Facts = None,
+    accept_licence: options.Licence = False,
+    source_format: Annotated[
+        str | None,
+        Option("--from", help="The source's format, or a .toml table.", autocompletion=options.complete_format),
+    ] = None,
+) -> None:
+    """Convert a checkpoint to another format, resolution, patch size or number of classes."""
+    _check_target(target, to)
+    found = options.find_model(
+        source,
+        image_size=image_size,
+        patch_size=patch_size,
+        num_classes=num_classes,
+        accept_licence=accept_licence,
+        config=options.parse_fields(config) or None,
+        format=source_format,
+    )
+    with options.quiet():
+        from keras_vit import converters
+
+        path = converters.save(found.load(), target, format=to)
+    options.echo(str(path))
+
+
+def resize(
+    source: options.Model,
+    target: Annotated[Path, Argument(help="The file to write, in the same format.")],
+    image_size: Annotated[str, Argument(help="Pixels: 384 or HEIGHTxWIDTH.", callback=options.parse_size)],
+    patch_size: options.Patch = None,
+    config: options.Facts = None,
+    accept_licence: options.Licence = False,
+) -> None:
+    """Interpolate the position embeddings of a checkpoint to another resolution, and its patches to another size."""
+    from keras_vit import converters
+    from keras_vit.converters.source import find_weights, is_keras_file
+    from keras_vit.zoo.pretrained import fetch_source
+
+    found = options.find_model(
+        source,
+        image_size=image_size,
+        patch_size=patch_size,
+        accept_licence=accept_licence,
+        config=options.parse_fields(config) or None,
+    )
+    file = find_weights(fetch_source(found.choice))
+    format = None if is_keras_file(file) else converters.detect(file)
+    if format is None and not is_keras_file(target):
+        raise ValueError(f"{file.name} is resized into another .keras file. Received: {target}")
+    _check_target(target, format)
+    with options.quiet():
+        if format is not None:
+            target = converters.save(found.load(), target, format=format)
+        else:
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # the file appears complete or not at all
+                found.load().save(Path(folder) / target.name)
+                (Path(folder) / target.name).replace(target)
+    options.echo(str(target))
+
+
+def _check_target(target: Path, format: str | None) -> None:
+    """Raise an error if the format is not known, or the file cannot be written."""
+    from keras_vit.converters.table import load_table
+
+    is_file = format is None or load_table(format).json is None or target.suffix
+    if is_file and not target.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {str(target.parent)!r} for the file {target.name!r}")

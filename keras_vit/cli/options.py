@@ -67,9 +67,9 @@ def _complete_tables(*folders: str) -> Complete:
     """Return a function that completes the names of the .toml files in a folder of the package's data."""
 
     def complete(incomplete: str) -> list[str]:
-        from keras_vit._util import data_files
+        from keras_vit._util.files import data_folder
 
-        found = data_files.folder(folders[0]).joinpath(*folders[1:]).glob("*.toml")
+        found = data_folder(folders[0]).joinpath(*folders[1:]).glob("*.toml")
         return _starting_with(incomplete, sorted(path.stem for path in found))
 
     return complete

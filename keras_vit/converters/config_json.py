@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import is_count
-from keras_vit._util.untrusted import MAX_JSON_BYTES, parse_object
+from keras_vit._util.files import MAX_JSON_BYTES, parse_object, replacing
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig, check_fields
 

@@ -24,9 +24,8 @@ import h5py
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from keras_vit._util.atomic import replacing
+from keras_vit._util.files import MAX_JSON_BYTES, parse_object, replacing
 from keras_vit._util.text import install_command, printable
-from keras_vit._util.untrusted import MAX_JSON_BYTES, parse_object
 from keras_vit.errors import CheckpointError
 
 _CODES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit._util.checks import pair
 from keras_vit.converters.table import Table
 from keras_vit.errors import CheckpointError
@@ -115,7 +115,7 @@ def _axis(shapes: Shapes, name: str, axis: int, default: int | None) -> int | No
 @functools.cache
 def read_features() -> dict[str, Any]:
     """Return converters/features.toml: what the variables of a model say about its config."""
-    return data_files.read_toml(data_files.folder("converters") / "features.toml")
+    return files.read_toml(files.data_folder("converters") / "features.toml")
 
 
 def check_required(table: Table, stated: Mapping[str, Any]) -> None:

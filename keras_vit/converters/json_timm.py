@@ -4,7 +4,7 @@ import functools
 import math
 from typing import Any
 
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.converters.config_json import (
     Fields,
     Json,
@@ -92,7 +92,7 @@ def _side(value: Any) -> int:
 
 @functools.cache
 def _names() -> dict[str, Any]:
-    return data_files.read_toml(data_files.folder("converters") / "timm_names.toml")
+    return files.read_toml(files.data_folder("converters") / "timm_names.toml")
 
 
 def read(values: Json) -> Fields:

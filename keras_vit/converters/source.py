@@ -13,8 +13,7 @@ from keras_vit._util.text import abbreviated
 from keras_vit.converters import config_json, layout
 from keras_vit.converters.containers import Container, open_container, quoted, read_keras_config
 from keras_vit.converters.infer import Hints, infer
-from keras_vit.converters.table import Match, Table, fields_of_rows, formats, load_table
-from keras_vit.converters.tensor_names import MAX_LAYERS
+from keras_vit.converters.table import MAX_LAYERS, Match, Table, fields_of_rows, formats, load_table
 from keras_vit.errors import CheckpointError as CheckpointError
 from keras_vit.model.config import ViTConfig
 

@@ -1,6 +1,6 @@
-from .catalogue import MapCard as MapCard
-from .catalogue import cards as cards
+from .config import MapCard as MapCard
 from .config import MapConfig as MapConfig
+from .config import cards as cards
 from .loading import load as load
 from .model import DenseModel as DenseModel
 from .model import PatchMap as PatchMap

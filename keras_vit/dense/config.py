@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal, Self
 
+from keras_vit._util import files
 from keras_vit._util.checks import Count, NonNegative, Positive, WholeNumber
-from keras_vit.model.config.groups import Group
+from keras_vit._util.text import nearest
+from keras_vit.model.config_groups import Group
 
 # Fusion width and the widths of the four maps for each hidden_size, as in Depth Anything (arXiv 2406.09414). Other
 # sizes get the shares of the hidden_size that "small" has.
@@ -136,3 +140,61 @@ def dpt_widths(hidden_size: int) -> dict[str, Any]:
     scaled = [max(1, hidden_size * share // 8) for share in (1, 2, 4, 8)]
     fusion, widths = DPT_WIDTHS.get(hidden_size, (max(4, hidden_size // 6), tuple(scaled)))
     return {"fusion_width": fusion, "widths": widths}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapCard:
+    """A published model of maps: a repository on the Hugging Face Hub.
+
+    Args:
+        name: by which `dense.load` finds it.
+        repository: on the Hugging Face Hub.
+        licence: SPDX identifier.
+        paper: arXiv number.
+        source: publisher.
+        terms: address of terms that one must accept before the download; None for a free licence.
+
+    Example:
+        >>> keras_vit.dense.cards()["DPT-L"].repository
+        'Intel/dpt-large'
+    """
+
+    name: str
+    repository: str
+    licence: str
+    paper: str
+    source: str
+    terms: str | None = None
+
+
+def cards() -> dict[str, MapCard]:
+    """Return the cards of all published models of maps, by name.
+
+    Example:
+        >>> keras_vit.dense.cards()["Depth-Anything-V2-B"].licence
+        'CC-BY-NC-4.0'
+    """
+    found = {}
+    for path in sorted((files.data_folder("zoo") / "dense").glob("*.toml")):
+        raw = files.read_toml(path)
+        for name, fields in raw["models"].items():
+            (paper,) = (number for pattern, number in raw["papers"].items() if fnmatchcase(name, pattern))
+            found[name] = MapCard(name=name, paper=paper, source=raw["source"], **fields)
+    return found
+
+
+def fetch_card(name: str, *, accept_licence: bool) -> Path:
+    """Return the file of a published model after fetching what is beside it; errors as `dense.load`."""
+    from keras_vit._util.downloads import check_licence, fetch
+
+    known = cards()
+    if name not in known:
+        raise FileNotFoundError(
+            f"There is no file or folder {name!r:.200}, nor a model; the nearest: {nearest(name, known)}"
+        )
+    card = known[name]
+    folder = f"hf://{card.repository}/"
+    check_licence(f"{folder}model.safetensors", name, card.licence, card.terms, is_accepted=accept_licence)
+    for beside in ("config.json", "preprocessor_config.json"):
+        fetch(folder + beside)
+    return fetch(f"{folder}model.safetensors")

@@ -6,8 +6,7 @@ from typing import Any
 import keras
 
 from keras_vit.dense.config import MapConfig
-from keras_vit.model.layers.activations import activation_function
-from keras_vit.model.layers.base import dense_layer
+from keras_vit.model.layers.base import activation_function, dense_layer
 from keras_vit.model.maps import DepthBins, ResizeBilinear, map_names, to_map
 from keras_vit.model.vision_transformer import VisionTransformer
 

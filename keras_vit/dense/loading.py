@@ -1,26 +1,211 @@
-"""Read checkpoints of models that return maps: DPT, Depth Anything, and DINOv2's heads."""
+"""Load models of maps: published heads of DINOv2 and Depth Anything, and models that this package saved."""
+
+from __future__ import annotations
 
 import dataclasses
 import fnmatch
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit._util.checks import as_path, given
 from keras_vit.converters import assign, config_json, infer, layout, loading, source
-from keras_vit.converters.containers import Container
+from keras_vit.converters.config_json import read_object
+from keras_vit.converters.containers import Container, KerasContainer, read_keras_config
+from keras_vit.converters.source import check_size, find_weights, is_keras_file, keras_errors, plain_arguments
 from keras_vit.converters.table import Marks, Table, fields_of_rows, load_table
-from keras_vit.dense import published
-from keras_vit.dense.catalogue import fetch_card
-from keras_vit.dense.config import MapConfig
+from keras_vit.dense.config import MapConfig, fetch_card, four_blocks, last_blocks
 from keras_vit.dense.model import DenseModel
-from keras_vit.dense.stored import load_stored, read_backbone_config
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
-from keras_vit.model.config import Preprocessing
+from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
+
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+PILLOW_BICUBIC: dict[str, Any] = {"interpolation": "bicubic", "antialias": True, "round_pixels": True}
+# Part of a file's name -> greatest depth in metres.
+_DEPTHS = {"nyu": 10.0, "kitti": 80.0, "hypersim": 20.0, "vkitti": 80.0}
+_INTERPOLATIONS = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+
+Fields = dict[str, Any]
+
+
+def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: Any) -> Fields:
+    """Return the fields of a MapConfig that the config.json of a DPT or a Depth Anything states.
+
+    Sources: transformers, models/dpt and models/depth_anything.
+    """
+    kind, backbone = values.get("model_type"), values.get("backbone_config") or {}
+    if kind not in ("dpt", "depth_anything"):
+        raise CheckpointError(f"is not read: its config.json must be of dpt or depth_anything. Received: {kind!r:.100}")
+    is_hybrid = config.resnet is not None
+    _check(values, "neck_ignore_stages", ([0, 1] if is_hybrid else [], None))
+    _check(values, "head_in_index", (-1, None))
+    _check(values, "hidden_act", ("gelu", None))  # of the readout
+    # Stage 0 of a backbone is the tokens in front of the first block.
+    blocks = values.get("backbone_out_indices")
+    if backbone and not is_hybrid:
+        blocks = [i - 1 for i in backbone.get("out_indices", ())]
+    if not isinstance(blocks, list) or not all(isinstance(i, int) and 0 <= i < config.num_layers for i in blocks):
+        raise CheckpointError(
+            f"has a config.json that does not say which blocks its head reads. Received: {str(blocks):.200}"
+        )
+    fields: Fields = {
+        "blocks": ("stage_1", "stage_2", *blocks[2:]) if is_hybrid else tuple(blocks),
+        "norm": bool(backbone) and not is_hybrid and backbone.get("apply_layernorm", True),
+        "factors": tuple(values.get("reassemble_factors", (4, 2, 1, 0.5))),
+        "labels": labels,
+        "result": "bilinear"
+        if labels or "DPTForSemanticSegmentation" in values.get("architectures", ())
+        else "bicubic",
+    }
+    if kind == "dpt":
+        sizes = {"fusion_size": "double", "head_size": "double"}
+        return {**fields, **sizes, "readout": values.get("readout_type", "project")}
+    is_metric = values.get("depth_estimation_type", "relative") == "metric"
+    if not is_metric:
+        _check(values, "max_depth", (1, None))
+        return {**fields, "activation": "relu"}
+    return {**fields, "activation": "sigmoid", "max_depth": float(values.get("max_depth", 1))}
+
+
+def bit_config(stated: Any) -> ResNetConfig:
+    """Return what the config of a hybrid's BiT states besides its tensors (transformers, models/bit and models/dpt)."""
+    usual: Fields = {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True}
+    values: Mapping[str, Any] = stated if isinstance(stated, Mapping) else usual
+    _check(values, "layer_type", ("bottleneck",))
+    _check(values, "global_padding", ("SAME", "same"))
+    _check(values, "embedding_dynamic_padding", (True,))
+    _check(values, "output_stride", (32, None))
+    try:
+        epsilons: Fields = {"norm_epsilon": 1e-5, "conv_epsilon": 1e-8, "conv_epsilon_place": "variance"}
+        return ResNetConfig(groups=values.get("num_groups", 32), **epsilons)
+    except ValueError as error:
+        raise CheckpointError(f"has a config.json that does not describe a BiT: {error!s:.300}") from error
+
+
+def huggingface_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, Fields]:
+    """Return the fields of Preprocessing and of a MapConfig that a preprocessor_config.json states (DPTImageProcessor).
+
+    Without one the sides are those of the model, and the rest is transformers' default.
+    """
+    path = folder / "preprocessor_config.json"
+    values: Fields = read_object(path) if path.is_file() else {"size": {"height": size[0], "width": size[1]}}
+    scale = 1.0 if values.get("do_rescale", True) else 255.0  # the mean is of pixels up to 255 then
+    try:
+        preparation = {
+            **PILLOW_BICUBIC,
+            "interpolation": _INTERPOLATIONS[values.get("resample", 3)],
+            "mean": tuple(value / scale for value in values.get("image_mean", (0.5, 0.5, 0.5))),
+            "std": tuple(value / scale for value in values.get("image_std", (0.5, 0.5, 0.5))),
+        }
+        stated = values.get("size", {"height": 384, "width": 384})
+        sides = (stated, stated) if isinstance(stated, int) else (stated["height"], stated["width"])
+        keeps = bool(values.get("keep_aspect_ratio", False))
+        framing: Fields = {"size": sides, "framing": "keep" if keeps else "squash"}
+        framing["multiple"] = int(values.get("ensure_multiple_of") or 1)
+        if not values.get("do_resize", True):
+            framing["framing"] = "none"
+        if values.get("do_pad", False):
+            framing["multiple"] = int(values.get("size_divisor") or 1)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"has a preprocessor_config.json that cannot be read: {error!s:.200}") from error
+    return preparation, framing
+
+
+def depth_anything_fields(path: Path, config: ViTConfig, stated: Mapping[str, Any]) -> Fields:
+    """Return the fields of a MapConfig for an own .pth file of Depth Anything, whose name says its version.
+
+    Sources: Depth-Anything-V2/depth_anything_v2/dpt.py, Depth-Anything/depth_anything/dpt.py.
+    """
+    name = path.name.casefold()
+    if "v2" in name:
+        blocks = four_blocks(config.num_layers)
+    elif "blocks" in stated or name.startswith("depth_anything_vit"):
+        blocks = last_blocks(config.num_layers)
+    else:
+        raise CheckpointError(
+            "does not say whether it is Depth Anything V1 or V2, nor does its name: pass blocks=(2, 5, 8, 11) for V2 "
+            f"(4 11 17 23 for L), the last four for V1. Received: {path.name!r:.200}"
+        )
+    depth = stated.get("max_depth") or (_depth_of_name(path) if "metric" in name else None)
+    framing = {"framing": "least", "multiple": 14, "size": (518, 518), "result": "bilinear-corners"}
+    return {"blocks": blocks, "max_depth": depth, "activation": "sigmoid" if depth else "relu", **framing}
+
+
+def dinov2_fields(path: Path, fields: Mapping[str, Any], inputs: int, config: ViTConfig) -> Fields:
+    """Return the fields of a MapConfig for a head of DINOv2 whose dense layer reads `inputs` channels.
+
+    Sources: dinov2/hub/depthers.py and hub/depth, dinov2/eval/segmentation.
+    """
+    width, last = config.hidden_size, config.num_layers
+    if inputs % width or inputs > 8 * width or last < 4:
+        raise CheckpointError(
+            f"does not fit the backbone, which is {width} wide. Received: a head of {inputs} channels"
+        )
+    if fields["output"] == "classes":
+        framing = {"framing": "short", "size": (512, 512), "multiple": config.patch[0]}
+        return {"blocks": tuple(range(last - inputs // width, last)), **framing}
+    common: Fields = {"norm": False, "framing": "none", "multiple": config.patch[0], "min_depth": 0.001}
+    common |= {"max_depth": _depth_of_name(path)}
+    if fields["kind"] == "linear":
+        blocks = (last - 1,) if inputs == 2 * width else four_blocks(last)
+        return {**common, "blocks": blocks, "readout": "concat", "upsample": 4}
+    sizes = {"fusion_size": "double", "head_size": "double"}
+    return {**common, **sizes, "blocks": four_blocks(last), "readout": "project"}
+
+
+def _depth_of_name(path: Path) -> float | None:
+    """Return the greatest depth that a file's name says, or a config.json beside it."""
+    for part, depth in _DEPTHS.items():
+        if part in path.name.casefold():
+            return depth
+    beside = path.parent / "config.json"
+    stated = read_object(beside).get("max_depth") if beside.is_file() else None
+    return float(stated) if isinstance(stated, int | float) else None
+
+
+def _check(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...]) -> None:
+    if values.get(key) not in accepted:
+        raise CheckpointError(
+            f"is read only with {key} {accepted[0]!r} in its config.json. Received: {values.get(key)!r:.200}"
+        )
+
+
+if TYPE_CHECKING:
+    from keras_vit.dense.model import DenseModel
+
+
+def read_backbone_config(path: Path) -> ViTConfig | None:
+    """Return the config of the backbone of a stored model of maps, from headers; None for other files."""
+    file = find_weights(path)
+    if not is_keras_file(file):
+        return None
+    values = read_keras_config(file)
+    with keras_errors(file):
+        if values.get("registered_name") != "keras_vit>DenseModel":
+            return None
+        return ViTConfig(**values["config"]["backbone"]["config"])
+
+
+def load_stored(path: Path, changes: Mapping[str, Any]) -> DenseModel:
+    """Load a stored model of maps; of the changes that a command may ask for, only `image_size` is possible."""
+    from keras_vit.converters.loading import load_keras_weights
+    from keras_vit.dense.model import DenseModel
+
+    if others := changes.keys() - {"image_size"}:
+        raise ValueError(f"A model of maps can change its image_size only. Received: {', '.join(sorted(others))}")
+    file = find_weights(path)
+    values = read_keras_config(file)
+    with keras_errors(file), KerasContainer(file) as weights:
+        backbone = plain_arguments(values["config"]["backbone"], "DenseModel")
+        check_size(weights, ViTConfig(**backbone["config"]))
+        model = DenseModel.from_config({**values["config"], "backbone": backbone})
+        load_keras_weights(model, weights, allow_nonfinite=True)
+    return model.resized(changes["image_size"]) if changes else model
+
 
 # Prefix of a backbone in the same file -> the table of its format, and the key of its config in config.json.
 _BACKBONES = {
@@ -129,7 +314,7 @@ def _recognise(container: Container) -> Table:
     for pattern, what in _REFUSED.items():
         if fnmatch.filter(container.headers, pattern):
             raise CheckpointError(f"{container.path} is not read: it belongs to {what}")
-    folder = data_files.folder("converters") / "checkpoints" / "dense"
+    folder = files.data_folder("converters") / "checkpoints" / "dense"
     tables = [load_table(str(path)) for path in sorted(folder.glob("*.toml"))]
     for table in tables:
         if table.find_prefix(container.headers) is not None:
@@ -154,7 +339,7 @@ def _load_head(
     shapes = layout.variable_shapes(container.headers, match, table.layout)
     fields = _fields_of_tensors(shapes)
     inputs = shapes.get("map_logits/kernel", shapes.get("map_bins/kernel", (0,)))[0]
-    fields |= published.dinov2_fields(container.path, fields, inputs, backbone.config)
+    fields |= dinov2_fields(container.path, fields, inputs, backbone.config)
     model = DenseModel(backbone, MapConfig(**{**fields, **stated}))
     _assign(source.Checkpoint(container, table, match, model.config), model, reads_backbone=False)
     return model
@@ -181,11 +366,11 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
     source.check_size(container, config)
     fields = _fields_of_tensors(shapes)
     if prefix == "pretrained.":
-        fields |= published.depth_anything_fields(container.path, config, stated)
-        preparation = {**published.PILLOW_BICUBIC, **published.IMAGENET}
+        fields |= depth_anything_fields(container.path, config, stated)
+        preparation = {**PILLOW_BICUBIC, **IMAGENET}
     else:
-        fields |= published.huggingface_fields(values, config, labels=hints.json_fields.get("labels"))
-        preparation, framing = published.huggingface_processor(container.path.parent, config.size)
+        fields |= huggingface_fields(values, config, labels=hints.json_fields.get("labels"))
+        preparation, framing = huggingface_processor(container.path.parent, config.size)
         fields |= framing
     if prefix == "dpt.":
         config = config.replace(position_method="bilinear")
@@ -201,7 +386,7 @@ def _json_fields(values: Mapping[str, Any], own: Any, table: Table) -> dict[str,
     fields = table.json.read(own) if isinstance(own, dict) and table.json else {}
     if values.get("is_hybrid"):
         fields.pop("patch_size", None)  # that of the ResNet and the patches together
-        fields["resnet"] = published.bit_config(values.get("backbone_config"))
+        fields["resnet"] = bit_config(values.get("backbone_config"))
     return fields
 
 

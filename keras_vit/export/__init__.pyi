@@ -1,6 +1,6 @@
 from ._saved_model import saved_model as saved_model
 from ._tflite import tflite as tflite
-from .check.report import Report as Report
-from .check.running import runner as runner
-from .check.verify import VerificationError as VerificationError
-from .check.verify import verify as verify
+from .exported import runner as runner
+from .report import Report as Report
+from .verification import VerificationError as VerificationError
+from .verification import verify as verify

@@ -13,11 +13,10 @@ import keras
 import tensorflow as tf
 
 from keras_vit._util.checks import as_path, check_counts, is_count, one_of
+from keras_vit._util.files import check_folder_path, temporary_path
 from keras_vit._util.text import install_command
-from keras_vit.export import server
-from keras_vit.export._temporary import check_folder_path, temporary_path
-from keras_vit.export.check import verify as verification
-from keras_vit.export.check.report import Report, measure_resources
+from keras_vit.export import server, verification
+from keras_vit.export.report import Report, measure_resources
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.labels import single_lines
 from keras_vit.model.vision_transformer import VisionTransformer

@@ -11,27 +11,25 @@ import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path, option_names
+from keras_vit._util.files import check_file_path, temporary_path
 from keras_vit.errors import VerificationError
-from keras_vit.export._temporary import check_file_path, temporary_path
-from keras_vit.export.check import samples
-from keras_vit.export.check.report import Report, measure_resources
-from keras_vit.export.check.running import load_exported
-from keras_vit.export.check.verify import verify
+from keras_vit.export import samples
+from keras_vit.export.calibration import FileGraph
+from keras_vit.export.exported import load_exported
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.emit import build_file
-from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.operators import FLOAT32, Operators
 from keras_vit.export.litert.options import Options, image_config
-from keras_vit.export.litert.storage import FLOAT32
 from keras_vit.export.litert.writer import CONVERT
-from keras_vit.export.quantization import rounding
-from keras_vit.export.quantization.calibration import FileGraph
-from keras_vit.export.quantization.modes import Mode, load_mode
-from keras_vit.export.quantization.outliers import BUILT_IN
-from keras_vit.export.quantization.outliers import find as find_outliers
-from keras_vit.export.quantization.quantize import check_names
-from keras_vit.export.quantization.quantize import quantize as quantize_file
+from keras_vit.export.modes import Mode, load_mode
+from keras_vit.export.outliers import BUILT_IN
+from keras_vit.export.outliers import find as find_outliers
+from keras_vit.export.quantize import Tokens, check_names, round_dense, rounding_lines
+from keras_vit.export.quantize import quantize as quantize_file
+from keras_vit.export.report import Report, measure_resources
+from keras_vit.export.verification import verify
 from keras_vit.model import task as tasks
 from keras_vit.model.config import ViTConfig, check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -251,8 +249,8 @@ def _write(
     unquantized = path.with_name("unquantized")
     if calibration is not None and not mode.uses_quantizer:
         build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(unquantized)
-        tokens = rounding.Tokens.of(model)
-        rounded = rounding.round_dense(unquantized, mode, calibration, tokens, progress=progress)
+        tokens = Tokens.of(model)
+        rounded = round_dense(unquantized, mode, calibration, tokens, progress=progress)
         options = dataclasses.replace(options, rounded=rounded)
         unquantized.unlink()
     builder = build_file(model, options)
@@ -268,7 +266,7 @@ def _write(
             check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if options.class_names:
         metadata.append_labels(path, options.class_names)
-    return rounding.lines(options.rounded)
+    return rounding_lines(options.rounded)
 
 
 def _passing_mode(

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.images import jpeg_png
+from keras_vit.model.images import CHANNELS, HEADER_SPEC, decode_pixels, read_header, requirements, to_grey
 from keras_vit.model.layers import runtime
-from keras_vit.model.layers.activations import activation_function
+from keras_vit.model.layers.base import activation_function
 from keras_vit.model.vision_transformer import VisionTransformer
 
 Outputs = dict[str, Any]  # tensors by name
@@ -64,7 +64,7 @@ def build(model: VisionTransformer, *, labels: Sequence[str] | None, top: int) -
     }
     if not isinstance(model, VisionTransformer):  # a model of maps
         del specified["features"]
-    if config.num_channels not in jpeg_png.CHANNELS:
+    if config.num_channels not in CHANNELS:
         specified = {name: (function, spec) for name, (function, spec) in specified.items() if spec is not files}
         specified["serving_default"] = specified["float_images"]
 
@@ -150,9 +150,9 @@ def decode(files: Any, config: ViTConfig) -> Any:
     The pixels are those of `preprocess.decode`. If a file is damaged, too large, of another format, or CMYK without
     Adobe's mark, the call fails. All headers are checked before anything is decoded.
     """
-    headers = tf.map_fn(jpeg_png.read_header, files, fn_output_signature=jpeg_png.HEADER_SPEC)
+    headers = tf.map_fn(read_header, files, fn_output_signature=HEADER_SPEC)
     checks = []
-    for holds, message, values in jpeg_png.requirements(headers):
+    for holds, message, values in requirements(headers):
         numbers = tf.where(~holds)[:, 0]
         values = [] if isinstance(values, str) else [tf.gather(values, numbers)]
         words = [message, *values, "- number of the file in the batch, counted from 0:", numbers]
@@ -172,8 +172,8 @@ def decode_tolerant(files: Any, config: ViTConfig) -> tuple[Any, Any]:
     count = tf.size(files, tf.int64)
 
     def decode_one(number: Any) -> tuple[Any, Any]:
-        header = jpeg_png.read_header(files[number])
-        checks = [_require(holds, message) for holds, message, _ in jpeg_png.requirements(header)]
+        header = read_header(files[number])
+        checks = [_require(holds, message) for holds, message, _ in requirements(header)]
         with tf.control_dependencies(checks):
             file = tf.identity(files[number])
         return number, _decode_and_prepare(file, header.orientation, config)
@@ -208,8 +208,8 @@ def _decode_and_prepare(file: Any, orientation: Any, config: ViTConfig) -> Any:
     prepare = preprocess.preprocessing_function(
         image_size=config.size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
-    pixels = jpeg_png.decode_pixels(file, orientation)
-    return prepare(jpeg_png.to_grey(pixels) if config.num_channels == 1 else pixels)
+    pixels = decode_pixels(file, orientation)
+    return prepare(to_grey(pixels) if config.num_channels == 1 else pixels)
 
 
 def _require(condition: Any, *words: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit._util.checks import check_counts
-from keras_vit._util.image_paths import image_files
+from keras_vit._util.files import image_files
 from keras_vit.model.task import Prediction
 
 BATCH = 16  # images in a call; larger batches gain little on a CPU

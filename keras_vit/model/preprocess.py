@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit import position
-from keras_vit._util.image_paths import read_file, read_limited
+from keras_vit._util.files import read_file, read_limited
 from keras_vit.model.config import Preprocessing
 
 DOWNLOADED = ("http://", "https://", "hf://")
@@ -77,10 +77,14 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
 
 def decode_bytes(data: bytes, num_channels: int) -> np.ndarray:
     """Decode the content of an image file as `decode` does. The message of a ValueError lacks the file's name."""
-    from keras_vit.model.images import jpeg_png, pillow
+    from keras_vit.model.images import (
+        decode_image,
+        decode_with_pillow,
+        is_jpeg_or_png,
+    )
 
-    is_plain = jpeg_png.is_jpeg_or_png(data)
-    pixels = np.asarray(jpeg_png.decode(data) if is_plain else pillow.read(data))
+    is_plain = is_jpeg_or_png(data)
+    pixels = np.asarray(decode_image(data) if is_plain else decode_with_pillow(data))
     return _with_channels(pixels, num_channels)
 
 
@@ -109,11 +113,11 @@ def _download_and_decode(url: str, num_channels: int) -> np.ndarray:
 
 def _with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
     """Return pixels in colour as they are, or in grey: TensorFlow's formula for files of all formats."""
-    from keras_vit.model.images import jpeg_png
+    from keras_vit.model.images import CHANNELS, to_grey
 
-    if num_channels not in jpeg_png.CHANNELS:
+    if num_channels not in CHANNELS:
         raise ValueError(f"Image files are colour or grey, and the model takes {num_channels} channels: pass arrays")
-    return pixels if num_channels == 3 else np.asarray(jpeg_png.to_grey(pixels))
+    return pixels if num_channels == 3 else np.asarray(to_grey(pixels))
 
 
 def to_arrays(images: Any, num_channels: int) -> list[np.ndarray]:
@@ -128,10 +132,10 @@ def _arrays(images: Any, num_channels: int) -> list[Any]:
     if isinstance(images, list | tuple):
         return [array for image in images for array in _arrays(image, num_channels)]
     if hasattr(images, "convert") and hasattr(images, "getbands"):  # a PIL image, without importing Pillow
-        from keras_vit.model.images import pillow
+        from keras_vit.model.images import pillow_pixels
 
         try:
-            return [_with_channels(pillow.pixels(images), num_channels)]
+            return [_with_channels(pillow_pixels(images), num_channels)]
         except ValueError as error:
             raise ValueError(f"The Pillow image {error}") from None
     return [np.asarray(images)]

@@ -7,8 +7,7 @@ import keras
 
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers.activations import activation_function
-from keras_vit.model.layers.base import dense_layer, initializer
+from keras_vit.model.layers.base import activation_function, dense_layer, initializer
 from keras_vit.model.layers.position_variants import RelativePosition
 
 

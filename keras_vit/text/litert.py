@@ -10,18 +10,17 @@ from typing import cast
 import keras
 import numpy as np
 
-from keras_vit._util.timing import timed
+from keras_vit._util.files import check_file_path, temporary_path
+from keras_vit._util.progress import timed
 from keras_vit.errors import VerificationError
-from keras_vit.export._temporary import check_file_path, temporary_path
-from keras_vit.export.check.litert_file import find_problems, find_size_problems, read_structure
-from keras_vit.export.check.report import Report
-from keras_vit.export.check.running import load_exported
-from keras_vit.export.check.verify import check_thresholds, compare
+from keras_vit.export import modes
+from keras_vit.export.exported import find_problems, find_size_problems, load_exported, read_structure
 from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.operators import STORAGES
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import STORAGES
-from keras_vit.export.quantization import modes
-from keras_vit.export.quantization.outliers import find as find_outliers
+from keras_vit.export.outliers import find as find_outliers
+from keras_vit.export.report import Report
+from keras_vit.export.verification import check_thresholds, compare
 from keras_vit.model.classify import unit_length
 from keras_vit.text.encoder import TextEncoder
 from keras_vit.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from keras_vit._util.checks import as_path, check_counts
-from keras_vit._util.untrusted import parse_object
+from keras_vit._util.files import parse_object
 from keras_vit.errors import CheckpointError
 
 # The files of a tokenizer in a folder; the first of them that is there is read.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit._util.checks import (
     Count,
     NonNegative,
@@ -443,7 +443,7 @@ def recipes() -> list[str]:
 
 
 def _folder() -> Path:
-    return data_files.folder("zoo") / "recipes"
+    return files.data_folder("zoo") / "recipes"
 
 
 def _find(name_or_path: str | os.PathLike[str]) -> Path:
@@ -461,7 +461,7 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the fields of a file, with those of the recipe that it extends."""
-    table = data_files.read_toml(path)
+    table = files.read_toml(path)
     if wrong := list(table_problems(table, _File, path.name)):
         raise ValueError(f"{path} is not a valid recipe: " + "; ".join(wrong))
     extended = table.pop("extends", None)

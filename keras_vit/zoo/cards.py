@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from keras_vit._util import data_files
 from keras_vit._util.checks import given, table_problems
+from keras_vit._util.files import data_folder, read_toml
 from keras_vit.errors import CardError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
@@ -94,7 +94,7 @@ class Weights:
 
     def _place(self, file: str) -> str:
         place = self.base + file
-        return place if "://" in place else str(data_files.folder("zoo") / place)
+        return place if "://" in place else str(data_folder("zoo") / place)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class Family(NamedTuple):
 
 def read_family(path: str | Path) -> Family:
     """Read and check a .toml file of cards (zoo/README.md); one CardError lists everything that is wrong."""
-    table = data_files.read_toml(path)
+    table = read_toml(path)
     where = Path(path).name
     wrong = list(table_problems(table, _File, where))
     rows: list[Weights] = []
@@ -257,7 +257,7 @@ def read_family(path: str | Path) -> Family:
 @functools.cache
 def families() -> tuple[Family, ...]:
     """Return the files zoo/*.toml, read."""
-    return tuple(read_family(path) for path in sorted(data_files.folder("zoo").glob("*.toml")))
+    return tuple(read_family(path) for path in sorted(data_folder("zoo").glob("*.toml")))
 
 
 def make_weights(

@@ -233,7 +233,7 @@ def load_any(
 ) -> VisionTransformer | DenseModel:
     """Load what `resolve` found as `load_choice` does, also a stored model of maps, which keeps its dtype."""
     if read_maps_config(choice) is not None:
-        from keras_vit.dense.stored import load_stored
+        from keras_vit.dense.loading import load_stored
 
         _check_no_facts(choice, file_facts)
         return load_stored(fetch_source(choice), given(**(changes or {})))
@@ -244,7 +244,7 @@ def read_maps_config(choice: Choice) -> ViTConfig | None:
     """Return the config of the backbone of a stored model of maps; None for any other model."""
     if not choice.is_file:
         return None
-    from keras_vit.dense.stored import read_backbone_config
+    from keras_vit.dense.loading import read_backbone_config
 
     return read_backbone_config(fetch_source(choice))
 

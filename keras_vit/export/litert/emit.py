@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from keras_vit.export.litert import attention, encoder, head, images, layers, stem
+from keras_vit.export.litert import dense_maps, encoder, head, images, layers, stem
 from keras_vit.export.litert.builder import Builder
-from keras_vit.export.litert.maps import convolution, tokens
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.litert.writer import FileWriter
@@ -13,12 +12,12 @@ from keras_vit.model import task as tasks
 WRITERS = (
     images,
     layers,
-    attention,
+    encoder,
     encoder,
     stem,
     head,
-    convolution,
-    tokens,
+    dense_maps,
+    dense_maps,
 )  # importing these modules registers their writers
 
 
@@ -37,7 +36,7 @@ def write_model(file: FileWriter) -> None:
     """Write the layers of the file's model, and its signature."""
     ops, options, model = file.ops, file.options, file.model
     ops.builder.description = f"{model.name}, a {type(model).__name__} by keras_vit"
-    second_output = {"attention": attention.class_attention(file)} if options.attention else {}
+    second_output = {"attention": encoder.class_attention(file)} if options.attention else {}
     task = tasks.of_model(model)
     name = options.output_name(task.outputs)
     output = layers.apply_affine(ops, file.read(model.outputs[0]), task.outputs[0])

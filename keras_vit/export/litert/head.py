@@ -8,14 +8,14 @@ import keras
 import numpy as np
 
 from keras_vit.export.litert import folding
-from keras_vit.export.litert.attention import first_tokens, merge_heads, split_heads
 from keras_vit.export.litert.builder import Tensor
+from keras_vit.export.litert.encoder import first_tokens, merge_heads, split_heads
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.layers import apply_affine, mlp, norm, write_dense
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, Value, honours, source, unsupported, writes
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.pooling import EndTokenPooling
+from keras_vit.model.layers.tokens import EndTokenPooling
 
 FEATURES = "features"  # name of the output of a model without a head
 

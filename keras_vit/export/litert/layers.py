@@ -12,8 +12,8 @@ from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, Value, honours, unsupported, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
-from keras_vit.model.layers.activations import activation_function
-from keras_vit.model.layers.mlp import Dense
+from keras_vit.model.layers.base import activation_function
+from keras_vit.model.layers.block import Dense
 
 honours(vit.Dropout, "rate", "noise_shape", "seed")
 honours(vit.StochasticDepth, "rate")

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from keras_vit._util.checks import Count, as_python, field_rules, given, option, option_names, pair
-from keras_vit.export.litert.operators import RoundedDense
-from keras_vit.export.litert.storage import FLOAT32, StorageRules
+from keras_vit.export.litert.operators import FLOAT32, RoundedDense, StorageRules
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task, from_config
 

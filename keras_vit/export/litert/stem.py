@@ -7,8 +7,7 @@ import numpy as np
 
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, float64
-from keras_vit.export.litert.operators import Operators, static_dim
-from keras_vit.export.litert.storage import FLOAT32
+from keras_vit.export.litert.operators import FLOAT32, Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, Value, honours, source, writes
 from keras_vit.model import layers as vit
 

@@ -7,8 +7,7 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers import runtime
-from keras_vit.model.layers.base import BaseLayer, glorot_uniform_matrix, refuse_quantize
-from keras_vit.model.layers.dropout import Dropout
+from keras_vit.model.layers.base import BaseLayer, Dropout, glorot_uniform_matrix, refuse_quantize
 from keras_vit.model.layers.position_variants import Rotary, relative_scores
 
 # Added to the scores of tokens that must not be attended to. The exponential of so small a score is exactly 0, and

@@ -1,4 +1,4 @@
-"""Base classes of the layers, and initializers."""
+"""Base of the layers, and the small ones: activations, normalizations, dropout."""
 
 import functools
 import inspect
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_vit.model.layers import runtime
 
@@ -63,3 +64,105 @@ class BaseLayer(keras.layers.Layer):
         names = [name for kind in kinds for name in inspect.signature(vars(kind)["__init__"]).parameters]
         arguments = {name: getattr(self, name) for name in names if name not in ("self", "kwargs")}
         return {**super().get_config(), **arguments}
+
+
+# ops.gelu is not exact enough: TensorFlow rounds its constants to float32 (errors of 5e-10 and 5e-9 in float64).
+def _gelu_tanh(x: Any) -> Any:
+    return 0.5 * x * (1.0 + ops.tanh(0.7978845608028654 * (x + 0.044715 * ops.power(x, 3))))
+
+
+def _gelu_erf(x: Any) -> Any:
+    return 0.5 * x * (1.0 + ops.erf(x / 1.4142135623730951))
+
+
+def _gelu_quick(x: Any) -> Any:
+    return x * ops.sigmoid(1.702 * x)
+
+
+def _linear(x: Any) -> Any:
+    return x
+
+
+_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "gelu_tanh": _gelu_tanh,  # the default of flax.nn.gelu: Google's checkpoints
+    "gelu_erf": _gelu_erf,  # the default of PyTorch: timm, Hugging Face
+    "gelu_quick": _gelu_quick,  # OpenAI's CLIP
+    "relu": ops.relu,
+    "silu": ops.silu,
+    "tanh": ops.tanh,
+    "linear": _linear,
+}
+
+
+def activation_function(name: str) -> Callable[[Any], Any]:
+    """Return the function of a name in `config.ACTIVATIONS`."""
+    return _ACTIVATIONS[name]
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class LayerNormalization(keras.layers.LayerNormalization):
+    """Keras' LayerNormalization of the last axis, which `runtime` can observe, and compile as one if `is_fused`."""
+
+    def __init__(self, *, epsilon: float = 1e-6, is_fused: bool = False, **kwargs: Any) -> None:
+        super().__init__(epsilon=epsilon, **kwargs)
+        self.is_fused = is_fused
+
+    def call(self, inputs: Any) -> Any:
+        runtime.observe(self.path, inputs)
+        return runtime.layer_norm(self, super().call, inputs) if self.is_fused else super().call(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "is_fused": self.is_fused}
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class LayerScale(BaseLayer):
+    """Multiply every channel by a learned factor that starts small (CaiT, arXiv 2103.17239)."""
+
+    def __init__(self, initial: float = 1e-5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.initial = initial
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        constant = keras.initializers.Constant(self.initial)
+        self.gamma = self.add_weight(shape=(input_shape[-1],), initializer=constant, name="gamma")
+
+    def call(self, x: Any) -> Any:
+        return x * self.gamma
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class L2Normalization(BaseLayer):
+    """Divide each feature by its Euclidean norm. A feature of zeros stays zero, and its gradient is finite."""
+
+    def call(self, x: Any) -> Any:
+        squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
+        return x * ops.rsqrt(ops.maximum(squares, 1e-24))
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class Dropout(keras.layers.Dropout):
+    """Keras' Dropout, which takes its seeds from `runtime.random_scope` inside of it."""
+
+    def call(self, inputs: Any, training: bool | None = False) -> Any:
+        if not training or not self.rate:
+            return inputs
+        seed = runtime.seed_generator(self.seed_generator)
+        return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class StochasticDepth(BaseLayer):
+    """Drop a residual branch with probability `rate` in training (arXiv 1603.09382), or scale it by 1 / (1 - rate)."""
+
+    def __init__(self, rate: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rate = rate
+        self.seed_generator = keras.random.SeedGenerator() if rate else None
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        if not training or self.seed_generator is None:
+            return x
+        shape = (ops.shape(x)[0],) + (1,) * (len(x.shape) - 1)
+        seed = runtime.seed_generator(self.seed_generator)
+        return keras.random.dropout(ops.ones(shape, x.dtype), self.rate, seed=seed) * x

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.text import error_reason, escaped
-from keras_vit.model.images import pillow
-from keras_vit.model.images.jpeg_png import check
+from keras_vit.model import images
+from keras_vit.model.images import check_image
 
 PNG = b"\x89PNG"
 PILLOW_FORMATS = ("BMP", "GIF", "TIFF", "WEBP")  # besides JPEG and PNG
@@ -113,7 +113,7 @@ def _as_png(file: Any) -> Any:
         from PIL import Image
 
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            pixels = pillow.pixels(image)
+            pixels = images.pillow_pixels(image)
     except Exception:  # Pillow's readers raise errors of many types
         return file
     return np.array(tf.io.encode_png(pixels, compression=0).numpy(), object)
@@ -122,7 +122,7 @@ def _as_png(file: Any) -> Any:
 def is_decodable(image: tf.Tensor | bytes) -> bool:
     """Return whether an encoded image is a complete JPEG or PNG file that `model.preprocess` would read."""
     try:
-        check(image)
+        check_image(image)
         # At an eighth of its size a JPEG decodes more than twice as fast, and the same damage is found.
         return bool(tf.size(tf.io.decode_jpeg(image, channels=3, ratio=8)))
     except (ValueError, tf.errors.InvalidArgumentError):

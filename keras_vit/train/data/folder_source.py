@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.image_paths import READABLE
+from keras_vit._util.files import READABLE
 from keras_vit._util.text import abbreviated, escaped
 from keras_vit.train.data.dataset_files import hash64, is_decodable, is_folder, list_files, read_image
 from keras_vit.train.data.split import Damage, Data, DataRequest, Example, RandomAccess

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from keras_vit._util.text import abbreviated, escaped, install_command
 from keras_vit.dense.task import IGNORED, Depth, Segmentation
-from keras_vit.model.images import jpeg_png
+from keras_vit.model.images import MAX_PIXELS, PIXEL_LIMITS, read_header, upright_sides
 from keras_vit.train.data.dataset_files import is_folder, list_files, python_errors, read_image
 from keras_vit.train.data.folder_source import (
     EVALUATION_FOLDERS,
@@ -242,8 +242,8 @@ def _decode_png(data: bytes) -> tuple[str, np.ndarray]:
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             width, height = image.size
-            if height * width > jpeg_png.MAX_PIXELS:
-                raise ValueError(f"{jpeg_png.PIXEL_LIMITS} Received: height and width {height} x {width}")
+            if height * width > MAX_PIXELS:
+                raise ValueError(f"{PIXEL_LIMITS} Received: height and width {height} x {width}")
             return image.mode, np.asarray(image)
     except Exception as error:  # Pillow's readers raise errors of many types
         raise ValueError(f"cannot be decoded as PNG: {str(error) or type(error).__name__}") from None
@@ -270,8 +270,8 @@ def _load_in_graph(path: Any, read: Callable[[bytes], np.ndarray], dtype: tf.DTy
 
 def _check_size(image: str, map: str, values: np.ndarray) -> None:
     """Raise a ValueError unless a map has the height and width of its image as a viewer shows it."""
-    header = jpeg_png.read_header(read_image(os.fsencode(image)))
-    height, width = jpeg_png.upright_sides(tf.cast(header.sides, tf.int32), header.orientation).numpy()
+    header = read_header(read_image(os.fsencode(image)))
+    height, width = upright_sides(tf.cast(header.sides, tf.int32), header.orientation).numpy()
     if values.shape != (height, width):
         received = " x ".join(str(side) for side in values.shape)
         raise ValueError(f"{escaped(map)} must have the size of its image, {height} x {width}. Received: {received}")

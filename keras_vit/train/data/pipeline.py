@@ -15,15 +15,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit._util.checks import pair
-from keras_vit.model import preprocess
+from keras_vit.model import images, preprocess
 from keras_vit.model.config import Preprocessing
-from keras_vit.model.images import jpeg_png
 from keras_vit.model.task import Task
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data import augment
-from keras_vit.train.data.order import Order
-from keras_vit.train.data.randaugment import randaugment
-from keras_vit.train.data.split import Example, Split
+from keras_vit.train.data.augment import randaugment
+from keras_vit.train.data.split import Example, Order, Split
 
 CORES = os.cpu_count() or 1
 READY_BATCHES = 2  # more would take memory that the plan of a step does not count
@@ -189,12 +187,12 @@ def decode(image: Any) -> Any:
     """Return pixels, upright; `image` may be a JPEG or PNG file."""
     if image.dtype != tf.string:
         return image
-    return jpeg_png.decode_pixels(image, jpeg_png.read_orientation(image))
+    return images.decode_pixels(image, images.read_orientation(image))
 
 
 def _match_channels(image: Any, num_channels: int) -> Any:
     """Convert colour to grey for a model of one channel; `preprocessing_function` converts grey to colour."""
-    return jpeg_png.to_grey(image) if num_channels == 1 and image.shape[-1] == 3 else image
+    return images.to_grey(image) if num_channels == 1 and image.shape[-1] == 3 else image
 
 
 def _with_options(stream: tf.data.Dataset) -> tf.data.Dataset:

@@ -24,8 +24,7 @@ from keras_vit.train.data import tfds_source
 from keras_vit.train.data.dataset_files import is_folder
 from keras_vit.train.data.folder_source import open_folder
 from keras_vit.train.data.map_folders import find_kind, open_map_folder
-from keras_vit.train.data.order import Order
-from keras_vit.train.data.split import Data, DataRequest, Example, RandomAccess, Split
+from keras_vit.train.data.split import Data, DataRequest, Example, Order, RandomAccess, Split
 
 __all__ = ["Data", "DataRequest", "Order", "Split", "open_data"]
 

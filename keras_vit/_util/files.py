@@ -1,0 +1,272 @@
+"""Find, check and write files: images by paths and patterns, data files of the package, results that appear whole."""
+
+import contextlib
+import errno
+import glob
+import itertools
+import json
+import os
+import secrets
+import struct
+import tempfile
+import tomllib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from keras_vit._util.checks import as_path, check_depth
+from keras_vit._util.text import abbreviated
+from keras_vit.errors import VerificationError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path` for binary writing, which replaces `path` only if the block succeeds."""
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = str(path)  # the system does not say which disk is full
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def data_folder(name: str) -> Path:
+    """Return the data folder "zoo" or "converters" of the installed package, or else of the checkout."""
+    places = [PACKAGE / "_installed" / name, PACKAGE.parent / name]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise FileNotFoundError(
+        f"keras_vit's data folder {name!r} was expected in one of {[str(place) for place in places]}. "
+        "The installation is incomplete: install keras-vit-zoo again, or run from a full checkout."
+    )
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file in UTF-8; if it is malformed, raise a ValueError that names the line."""
+    data = Path(path).read_bytes()
+    try:
+        table = tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path} is not UTF-8 text (at line {line}). Save it as UTF-8.") from error
+    except ValueError as error:  # a TOMLDecodeError, or an integer of thousands of digits
+        raise ValueError(f"{path} is not valid TOML: {error}. Fix that line.") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply to be read.") from error
+    return dict(check_depth(table, str(path)))
+
+
+MAX_JSON_BYTES = 10 << 20  # of a config.json; an id2label of 21,843 classes takes 1.5 MB
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON; raise a ValueError if it is not valid or nested too deeply."""
+    try:
+        return check_depth(json.loads(text), "it")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not valid JSON: {str(error)[:200]}") from error
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """Parse a JSON object; raise a ValueError if it is something else."""
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"is a {type(value).__name__}, not an object")
+    return value
+
+
+READABLE = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+# Files of a folder with these suffixes are images. Formats that cannot be decoded are listed too: such a file raises an
+# error, instead of being left out silently.
+SUFFIXES = (*READABLE, ".heic", ".heif")
+MAX_BYTES = 200_000_000  # of an image file: those of the largest images, 50 million pixels, with no compression at all
+CHUNK = 1 << 20
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file with this name is an image."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = None) -> list[str]:
+    """Return the image files among files, folders (with their sub-folders) and patterns such as "photos/*.jpg".
+
+    A named file is returned whatever its suffix, and a URL as it is; files of folders and patterns are sorted, without
+    hidden ones and other suffixes. `most` limits the files of a folder or pattern to so many, evenly chosen.
+    """
+    found: list[str] = []
+    for path in paths:
+        files = expand(os.fspath(path))
+        found.extend(files[:: -(-len(files) // most) if most else 1])
+    return found
+
+
+def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the files as `image_files` does; raise a ValueError if all of them are empty."""
+    files = image_files(paths)
+    if not any("://" in file or Path(file).expanduser().stat().st_size for file in files):
+        raise ValueError(f"{files[0]!r} is empty: it contains no image")
+    return files
+
+
+def expand(path: str, is_wanted: Callable[[str], bool] = is_image) -> list[str]:
+    """Return the files of a path or pattern as `image_files` does; `is_wanted` takes the name of a file."""
+    place = Path(as_path(path, "an image file")).expanduser()
+    if "://" in path or place.is_file():
+        return [path]
+    if not place.exists() and not glob.has_magic(path):
+        raise FileNotFoundError(f"There is no image file or folder {path!r}")
+    if not place.is_dir():
+        check_regular(place)
+    # Path.glob takes no absolute patterns.
+    matches = [place] if place.exists() else map(Path, glob.iglob(str(place), recursive=True))  # noqa: PTH207
+    files = sorted(set(walk(matches, is_wanted)))
+    if not files:
+        raise FileNotFoundError(f"{path!r} has no images ({', '.join(SUFFIXES)})")
+    return files
+
+
+def walk(places: Iterable[Path], is_wanted: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the wanted, visible files of folders, sorted, and files themselves; warn about what is left out."""
+    left_out: list[str] = []
+    for folder, inner, names in itertools.chain.from_iterable(map(_visible, places)):
+        wanted = [folder / name for name in names if is_wanted(name)]
+        left_out += [str(folder / name) for name in inner if (folder / name).is_symlink()]
+        if is_wanted(folder.name) and not (inner or wanted):
+            left_out.append(str(folder))
+        for path in wanted:
+            if path.is_file():
+                yield str(path)
+            else:
+                left_out.append(str(path))
+    if left_out:
+        reason = (
+            "links to folders, broken links, pipes or folders, not image files. Pass their paths to include folders"
+        )
+        warnings.warn(f"Left out: {len(left_out):,} ({abbreviated(left_out)}), {reason}", stacklevel=2)
+
+
+def _visible(place: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder as `os.walk` does, sorted and without hidden names; a file as the only one of its folder."""
+    if not place.is_dir():
+        yield place.parent, [], [place.name]
+        return
+    for folder, inner, names in os.walk(place, onerror=_raise):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        yield Path(folder), inner, sorted(name for name in names if not name.startswith("."))
+
+
+def _raise(error: OSError) -> None:
+    raise error  # os.walk leaves a folder out that it may not read
+
+
+def read_file(name: str, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a local image file; raise an error if it is a folder, a device, too large or missing."""
+    path = Path(as_path(name, "an image file")).expanduser()
+    if path.is_dir():
+        raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
+    check_regular(path)
+    try:
+        size = path.stat().st_size
+        if not size:
+            return b""  # files of /proc have no size, and reading some of them does not end
+        _check_size(name, size, max_bytes)
+        with path.open("rb") as file:
+            return read_limited(file, name, max_bytes)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"There is no image file {name!r}") from None
+
+
+def read_limited(file: Any, name: str, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the rest of an open file in binary mode; raise a ValueError if it has more bytes."""
+    parts, size = [], 0
+    while part := file.read(CHUNK):
+        parts.append(bytes(part))
+        size += len(part)
+        _check_size(name, size, max_bytes)
+    return b"".join(parts)
+
+
+def check_regular(path: Path) -> None:
+    """Raise a ValueError for a device, a pipe or a folder: reading a device or a pipe might never end."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{str(path)!r} is not a regular file")
+
+
+def _check_size(name: str, size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise ValueError(f"{name!r} has {size:,} bytes or more. An image file has at most {max_bytes:,}")
+
+
+HEAD, TAIL = 12, 4  # bytes before a record (its length, and a checksum) and after it (a checksum)
+
+
+def count_records(path: str) -> tuple[int, str | None]:
+    """Return the number of records that fit into the file, and what is wrong with the next one, if there is one."""
+    opened: Any
+    if "://" in path:
+        import tensorflow as tf
+
+        opened = tf.io.gfile.GFile(path, "rb")
+    else:
+        opened = open(path, "rb")  # noqa: PTH123, SIM115
+    with opened as file:
+        file.seek(0, 2)
+        size, place, count = file.tell(), 0, 0
+        while place < size:
+            file.seek(place)
+            head = file.read(HEAD)
+            length = struct.unpack("<Q", head[:8])[0] if len(head) == HEAD else 0
+            if len(head) < HEAD or length > size - place - HEAD - TAIL:
+                rest = f"{size - place:,} bytes are left in the file"
+                return count, f"{path!r}: record {count} states a length of {length:,} bytes, and {rest}"
+            place += HEAD + length + TAIL
+            count += 1
+    return count, None
+
+
+MAX_PREFIX = 32  # letters of the final name in the temporary one, so that this is not too long
+
+
+@contextlib.contextmanager
+def temporary_path(path: Path) -> Iterator[Path]:
+    """Yield a path in a temporary folder beside `path`, to which the block moves its result.
+
+    The folder is removed at the end. A VerificationError and the error of a full disk name the final path.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name[:MAX_PREFIX]}.", dir=path.parent) as folder:
+            work = Path(folder) / "export"
+            yield work
+    except VerificationError as error:
+        raise VerificationError(str(error).replace(str(work), str(path))) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(errno.ENOSPC, "The disk is full; nothing was written to", str(path)) from error
+
+
+def check_file_path(path: Path) -> None:
+    """Raise an OSError if a .tflite file cannot be written to a path."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "A .tflite file cannot be written over a folder", str(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "There is no folder for the .tflite file", str(path.parent))
+
+
+def check_folder_path(path: Path) -> None:
+    """Raise a FileExistsError if there is something at the path of a SavedModel's folder."""
+    if path.exists() or path.is_symlink():
+        raise FileExistsError(f"{path} already exists: remove it, or write the next version beside it")

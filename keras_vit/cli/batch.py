@@ -1,0 +1,131 @@
+"""The commands `embed` and `search`: vectors of many images, and the nearest of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from keras_vit._util.files import MAX_BYTES, is_image
+from keras_vit.cli import options
+
+SOURCE_HELP = "A folder, a pattern, a .txt or .parquet file of paths or URLs, or files of records."
+
+
+@options.takes(*options.MODEL_OPTIONS)
+def embed(
+    model: options.Model,
+    source: Annotated[str, Argument(help=SOURCE_HELP)],
+    to: Annotated[Path, Option(help="The folder for the Parquet files. A stopped run in it is continued.")],
+    what: Annotated[
+        str, Option(help="embeddings, features, logits, probabilities, classes or patches.")
+    ] = "embeddings",
+    dtype: Annotated[str, Option(help="auto (bfloat16 where it is fast), float32 or bfloat16.")] = "auto",
+    output_dtype: Annotated[str, Option(help="Of the values: float32 or float16.")] = "float32",
+    batch_size: Annotated[int, options.integer(1, "Images per call; 128 or more for a GPU.")] = 16,
+    rows_per_file: Annotated[int, options.integer(1, "Images per Parquet file.")] = 4096,
+    max_bytes: Annotated[int, options.integer(1, "Of an image file; a larger one is a row with an error.")] = MAX_BYTES,
+    shard: Annotated[str, Option(help="i/n: every n-th file from file i, for one of n processes.")] = "0/1",
+    retry_errors: Annotated[bool, Option("--retry-errors", help="Compute files that have errors again.")] = False,
+    engine: Annotated[str, Option(help="local, or ray for all nodes of a Ray cluster.")] = "local",
+    as_json: options.Json = False,
+    **chosen: Any,
+) -> None:
+    """Write the embeddings or predictions of any number of images to Parquet files: path, values, error."""
+    found = options.find_model(model, **chosen)
+    with options.quiet():
+        from keras_vit import batch
+        from keras_vit.batch._embed import origin_of
+
+        result = batch.embed(
+            found.load(),
+            source,
+            to=to,
+            what=what,
+            dtype=dtype,
+            output_dtype=output_dtype,
+            batch_size=batch_size,
+            rows_per_file=rows_per_file,
+            max_bytes=max_bytes,
+            shard=shard,
+            retry_errors=retry_errors,
+            engine=engine,
+            origin=origin_of(found.choice, image_size=chosen["image_size"], patch_size=chosen["patch_size"]),
+        )
+    text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
+    options.echo(json.dumps(result._asdict(), default=str) if as_json else text)
+    if result.rows == result.errors:
+        raise ValueError(f"{result.path}: none of the {result.rows:,} images could be read")
+
+
+if TYPE_CHECKING:
+    from keras_vit.batch.folder import Folder
+
+ORIGIN = ("model", "weights", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
+
+
+def search(
+    vectors: Annotated[Path, Argument(help="A folder of embeddings that keras-vit embed has written.")],
+    query: Annotated[str, Argument(help="A text, or an image file.")],
+    top: Annotated[int, options.integer(1, "Number of images.")] = 20,
+    out: Annotated[Path | None, Option(help="An HTML file to write: the images found, with scores.")] = None,
+    model: Annotated[
+        str | None,
+        Option(help="The model of the vectors; default: as the folder says.", autocompletion=options.complete_model),
+    ] = None,
+    weights: options.Weights = None,
+    accept_licence: options.Licence = False,
+    as_json: options.Json = False,
+) -> None:
+    """Find the images of a folder of embeddings that are nearest to a text or an image."""
+    if out and not out.absolute().parent.is_dir():
+        raise FileNotFoundError(f"There is no folder for the contact sheet: {out.parent}")
+    if not query.strip():
+        raise ValueError(f"The query must be a text or an image file. Received: {query!r:.200}")
+    with options.quiet():
+        from keras_vit import batch
+        from keras_vit.batch._search import write_contact_sheet
+        from keras_vit.batch.folder import find_folder
+
+        folder = find_folder(vectors.expanduser())
+        chosen = {"model": model, "weights": weights} if model else _origin(folder, weights)
+        [found] = batch.search(
+            vectors, _embedding(query, folder, chosen, accept_licence, is_stated=bool(model)), top=top
+        )
+        if out:
+            write_contact_sheet(out, query, folder, found)
+    if as_json:
+        options.echo(json.dumps([match._asdict() for match in found], indent=2))
+    elif found:
+        options.echo(options.aligned([(f"{match.score:.3f}", str(match.path)) for match in found]))
+    if not found:
+        raise ValueError(f"{vectors} has no image that could be read")
+
+
+def _origin(folder: Folder, weights: str | None) -> dict[str, Any]:
+    """Return the arguments of `find_model` that the record has; raise a ValueError if it has none."""
+    origin = folder.record.get("model")
+    if weights is not None or not isinstance(origin, dict) or "model" not in origin or {*origin} - {*ORIGIN}:
+        reason = "--weights is for --model" if weights else f"{folder.path} does not say of which model its vectors are"
+        raise ValueError(f"{reason}: pass --model, and --weights as for keras-vit embed")
+    return origin
+
+
+def _embedding(query: str, folder: Folder, chosen: dict[str, Any], accept_licence: bool, *, is_stated: bool) -> Any:
+    """Return the embedding of a text or an image by the model of the vectors, (1, width)."""
+    from keras_vit import zoo
+    from keras_vit.batch._embed import fingerprint
+
+    is_text = not (is_image(query) or "://" in query or Path(query).expanduser().is_file())
+    if is_stated or not is_text:
+        loaded = options.find_model(**chosen, accept_licence=accept_licence).load()
+        if fingerprint(loaded) != folder.record["weights"]:
+            raise ValueError(
+                f"{folder.path} has the embeddings of another model than {chosen['model']}: of other weights, another "
+                "image size or other preprocessing. Pass the --model and --weights that keras-vit embed was given"
+            )
+        if not is_text:
+            return loaded.embed([query])
+    return zoo.text_encoder(chosen["model"], weights=chosen.get("weights")).embed([query])

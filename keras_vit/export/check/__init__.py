@@ -1,1 +1,0 @@
-"""Run an exported file, compare it with its model, and report."""

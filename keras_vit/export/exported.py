@@ -1,0 +1,401 @@
+"""Run exported files: SavedModels, and .tflite files in LiteRT's interpreter.
+
+LiteRT does not check all that a file states. A cut-off file is refused here; other damage can end the process.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import math
+import mmap
+import os
+import struct
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit._util.checks import as_path, check_counts
+from keras_vit._util.progress import timed
+from keras_vit._util.text import install_command
+from keras_vit.export.litert.builder import IDENTIFIER, schema
+from keras_vit.export.litert.head import num_folded_weights
+from keras_vit.export.modes import Mode
+from keras_vit.model.task import MAIN_OUTPUTS
+
+MAX_REASON = 300  # characters of what LiteRT says about a file
+VARIABLE_OPERATORS = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}  # read weights that are not in the file
+MAX_RANK = 4  # dimensions that GPUs and NPUs accept
+WEIGHT_SLACK = 0.2  # a file may be larger by this share of its weights, for scales and lookup tables,
+GRAPH_BYTES = 256 * 1024  # and by this much for its graph
+
+Arrays = dict[str, np.ndarray]  # by name
+
+
+class LiteRTFile:
+    """A .tflite file that LiteRT runs; raises a ValueError if it cannot be loaded."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        from ai_edge_litert.interpreter import Interpreter
+
+        read_structure(path)
+        self._path = path
+        try:
+            interpreter = Interpreter(model_path=str(path), num_threads=threads)
+        except ValueError as error:
+            raise ValueError(f"{path} is not a LiteRT file that can be run: {str(error)[:MAX_REASON]}") from None
+        with self._errors():
+            interpreter.allocate_tensors()
+            signatures = list(interpreter.get_signature_list())
+            if not signatures:
+                raise ValueError(f"{path} has no signature, which names the inputs and outputs")
+            self._run = interpreter.get_signature_runner(signatures[0])
+            arguments, self._results = self._run.get_input_details(), self._run.get_output_details()
+        if len(arguments) != 1:
+            raise ValueError(f"{path} has inputs {list(arguments)!r:.200}; expected one, the image")
+        [(self._name, self._image)] = arguments.items()
+        batch, *shape = (int(side) if side > 0 else None for side in self._image["shape_signature"])
+        self.batch: int | None = batch
+        self.shape: tuple[int | None, ...] = tuple(shape)
+        self.dtype: str = "float32" if self._image["quantization"][0] else np.dtype(self._image["dtype"]).name
+
+    def call(self, images: np.ndarray) -> tuple[Arrays, float]:
+        """Return the outputs for images (batch, height, width, channels), and the seconds of the call."""
+        start = time.perf_counter()
+        with self._errors():
+            images = images.astype(self.dtype, copy=False)
+            outputs = self._run(**{self._name: _quantized(images, self._image)})
+        outputs = {key: _dequantized(values, self._results[key]) for key, values in outputs.items()}
+        return outputs, time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Replace LiteRT's errors about a file by a ValueError that names the file."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise ValueError(f"{self._path} cannot be run: {str(error)[:MAX_REASON]}") from None
+
+
+def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
+    """Return floats as the integers of a quantized tensor; unchanged for other tensors."""
+    (scale, zero_point), dtype = tensor["quantization"], tensor["dtype"]
+    if not scale:
+        return values.astype(dtype, copy=False)
+    limits = np.iinfo(dtype)
+    return np.rint(values / scale + zero_point).clip(limits.min, limits.max).astype(dtype)
+
+
+def _dequantized(values: np.ndarray, tensor: Any) -> np.ndarray:
+    """Return the integers of a quantized tensor as floats; unchanged for other tensors."""
+    scale, zero_point = tensor["quantization"]
+    return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values
+
+
+# ---- structure
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Operators and stored number formats of a LiteRT file.
+
+    Args:
+        operators: kinds of operators, "CUSTOM Name" if not builtin.
+        max_rank: most dimensions of a tensor.
+        num_operators: number of operators.
+        storage: name of the mode in converters/exports whose files store weights and activations as this one does.
+    """
+
+    operators: frozenset[str]
+    max_rank: int
+    num_operators: int
+    storage: str = "none"
+
+
+def read_structure(path: str | os.PathLike[str]) -> Structure:
+    """Read a .tflite file without its weights; raise a ValueError if it is another kind of file, or cut off."""
+    size = Path(path).stat().st_size
+    if size < 8:
+        raise ValueError(f"{path} is not a LiteRT file: it has {size} bytes")
+    litert_schema = schema()
+    with Path(path).open("rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if content[4:8] != IDENTIFIER:
+        raise ValueError(f"{path} is not a LiteRT file: it lacks the identifier {IDENTIFIER.decode()}")
+    try:
+        return _parse(litert_schema, content)
+    except (struct.error, AttributeError, LookupError, OverflowError, TypeError, ValueError):
+        raise ValueError(f"{path} is not a LiteRT file that can be read: it is cut off or damaged") from None
+
+
+def _parse(litert_schema: Any, content: memoryview) -> Structure:
+    model = litert_schema.Model.GetRootAs(content)
+    builtins = vars(litert_schema.BuiltinOperator).items()
+    names = {number: name for name, number in builtins if isinstance(number, int)}
+    operators = set()
+    for code in map(model.OperatorCodes, range(model.OperatorCodesLength())):
+        custom = code.CustomCode()
+        number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())  # old files have the second alone
+        operators.add(f"CUSTOM {custom.decode()}" if custom else names.get(number, f"number {number}"))
+    graphs = [model.Subgraphs(index) for index in range(model.SubgraphsLength())]
+    tensors = [graph.Tensors(index) for graph in graphs for index in range(graph.TensorsLength())]
+    sizes = [_buffer_bytes(model.Buffers(index), len(content)) for index in range(model.BuffersLength())]
+    return Structure(
+        frozenset(operators),
+        max((tensor.ShapeLength() for tensor in tensors), default=0),
+        sum(graph.OperatorsLength() for graph in graphs),
+        _storage(litert_schema.TensorType, tensors, sizes),
+    )
+
+
+def _buffer_bytes(buffer: Any, file_bytes: int) -> int:
+    """Return the size of a buffer; raise a ValueError if the file ends before it does."""
+    field = buffer._tab.Offset(4)  # of `data` in the schema's table Buffer
+    size = buffer.DataLength() if field else buffer.Size()
+    start = buffer._tab.Vector(field) if field else buffer.Offset()
+    if start + size > file_bytes:
+        raise ValueError
+    return int(size)
+
+
+def _storage(types: Any, tensors: list[Any], buffer_bytes: list[int]) -> str:
+    """Return `Structure.storage`: a tensor with content is a weight, one without an activation."""
+    floats: set[int] = set()
+    weights: set[int] = set()
+    activations: set[int] = set()
+    for tensor in tensors:
+        quantization = tensor.Quantization()
+        # Kernels in blocks have their scales in another tensor, which `details` name.
+        if quantization is None or not (quantization.ScaleLength() or quantization.DetailsType()):
+            floats.add(tensor.Type())
+        else:
+            (weights if buffer_bytes[tensor.Buffer()] else activations).add(tensor.Type())
+    if weights & {types.INT4, types.INT2}:
+        return "int4"
+    if activations:
+        return "int16x8" if types.INT16 in activations else "int8"
+    if weights:
+        return "dynamic"
+    return "float16" if types.FLOAT16 in floats else "none"
+
+
+def find_problems(structure: Structure) -> list[str]:
+    """Return one phrase for each reason why a .tflite file does not run on every device."""
+    custom = sorted(name for name in structure.operators if name.startswith("CUSTOM"))
+    variables = sorted(structure.operators & VARIABLE_OPERATORS)
+    problems = []
+    if custom:
+        problems.append(f"needs operators that are not LiteRT's own ({', '.join(custom)})")
+    if variables:
+        problems.append(f"reads variables that are not in it ({', '.join(variables)}): without weights it computes NaN")
+    if structure.max_rank > MAX_RANK:
+        problems.append(f"has tensors of {structure.max_rank} dimensions, where many devices take up to {MAX_RANK}")
+    return problems
+
+
+def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
+    """Return the least and the most bytes that a file of the model may have, without labels.
+
+    Some weights beside kernels are folded into the kernels, so the lower bound counts kernels alone. `size` is (height,
+    width) of the file's input.
+    """
+    least_bits, most_bits = (4, 32) if mode is None else mode.bits
+    kernels = sum(math.prod(v.shape) for v in model.variables if v.path.endswith("kernel"))
+    others = sum(math.prod(v.shape) for v in model.variables) - kernels
+    if size != tuple(model.input_shape[1:3]):  # matrices that resize
+        others += sum(math.prod(sides) for sides in zip(size, model.input_shape[1:3], strict=True))
+    least = (1 - WEIGHT_SLACK / 2) * (kernels - num_folded_weights(model)) * least_bits / 8
+    most = (1 + WEIGHT_SLACK) * (kernels * most_bits / 8 + 4 * others) + GRAPH_BYTES
+    return int(least), int(most)
+
+
+def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> list[str]:
+    """Return one phrase if the file's size is not within `expected_bytes`, else none."""
+    least, most = expected_bytes(model, mode, size)
+    found = path.stat().st_size - _archive_bytes(path)
+    if least <= found <= most:
+        return []
+    return [f"has {found:,} bytes, expected {least:,} to {most:,} for the model's weights"]
+
+
+def _archive_bytes(path: Path) -> int:
+    """Return the size of the zip archive at the end of a file, which holds labels of any length; 0 without one."""
+    if not zipfile.is_zipfile(path):
+        return 0
+    size = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return size - min((entry.header_offset for entry in archive.infolist()), default=size)
+    except zipfile.BadZipFile:  # weights that look like the end of an archive
+        return 0
+
+
+Outputs = dict[str, np.ndarray]  # by name
+Runner = Callable[[np.ndarray], np.ndarray]
+
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+BATCH = 8  # images in a call where a file takes any number
+OUTPUTS = (*MAIN_OUTPUTS, "attention")
+IMAGE_SIGNATURES = ("float_images", "serving_default")  # of a SavedModel, that may take images
+FILE_SIGNATURES = ("serving_default",)  # that may take image files
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A loaded exported file."""
+
+    timed_call: Callable[[np.ndarray], tuple[Outputs, float]]  # of images (batch, height, width, channels); and seconds
+    shape: tuple[int | None, ...]  # (height, width, channels) of an image; None for any number
+    batch: int | None  # images in a call; None for any number
+    dtype: str  # "float32" for prepared images, even if the file quantizes them; "uint8" for pixels
+    threads: int | None  # None if the runtime chooses
+    call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
+    is_bfloat16: bool = False  # whether weights are bfloat16
+
+    def call(self, images: np.ndarray) -> Outputs:
+        """Return the outputs for images (batch, height, width, channels)."""
+        return self.timed_call(images)[0]
+
+    def check(self, images: np.ndarray) -> None:
+        """Raise a ValueError for images of another type or shape than the file takes, or for none."""
+        types = ("uint8",) if self.dtype == "uint8" else FLOATS
+        sides, wanted = images.shape[1:], ", ".join(str(side or "any") for side in self.shape)
+        if (
+            images.dtype.name not in types
+            or len(sides) != len(self.shape)
+            or any(side not in (None, found) for side, found in zip(self.shape, sides, strict=True))
+        ):
+            kind = "uint8 pixels" if self.dtype == "uint8" else "prepared images, floats,"
+            raise ValueError(
+                f"The file takes {kind} of shape (batch, {wanted}). Received: {images.dtype} {images.shape}"
+            )
+        if not len(images):
+            raise ValueError(f"The file needs at least one image. Received: an array of shape {images.shape}")
+
+    def batches(self, images: np.ndarray, size: int = BATCH) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield batches of the file's size, else of `size`, each with the number of its images that are not padding."""
+        size = self.batch or size
+        for start in range(0, len(images), size):
+            part = images[start : start + size]
+            missing = size - len(part) if self.batch else 0
+            yield np.concatenate([part, part[-1:].repeat(missing, axis=0)]) if missing else part, len(part)
+
+
+def load_exported(path: str | os.PathLike[str], threads: int = 2) -> ExportedModel:
+    """Load a SavedModel's folder or a .tflite file; arguments and errors are those of `runner`."""
+    path = Path(as_path(path, "path"))
+    if not path.exists():
+        raise FileNotFoundError(f"There is no exported file {path}")
+    if not path.is_dir() and not path.is_file():  # reading a device or a pipe might never end
+        raise ValueError(f"{path} is neither a SavedModel's folder nor a regular file")
+    return _load_saved_model(path) if path.is_dir() else _load_litert(path, threads)
+
+
+def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
+    """Return a function that runs an exported file.
+
+    Args:
+        path: a SavedModel's folder or a .tflite file.
+        threads: number of threads for a .tflite file.
+
+    Returns:
+        A function from prepared images, float32 (batch, height, width, channels), or uint8 pixels if the file takes
+        those, to (batch, ...): logits, else probabilities or features. It raises a ValueError for other images.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`.
+        ValueError: the file cannot be loaded or run. LiteRT does not check all that a .tflite file states: do not run
+            files of strangers.
+        ImportError: for a .tflite file without ai-edge-litert.
+
+    Example:
+        >>> from keras_vit import digits
+        >>> model = keras_vit.zoo.load("digits")
+        >>> report = keras_vit.export.tflite(model, "digits.tflite")
+        >>> run = keras_vit.export.runner("digits.tflite")
+        >>> run(model.preprocess(digits.load().test_images[:3])).shape
+        (3, 10)
+    """
+    file = load_exported(path, threads)
+
+    def run(images: np.ndarray) -> np.ndarray:
+        file.check(images := np.asarray(images))
+        batches = file.batches(images, len(images))
+        return np.concatenate([main_output(file.call(batch))[:count] for batch, count in batches])
+
+    return run
+
+
+def main_name(outputs: Outputs) -> str:
+    """Return the name of the main output: the first of `MAIN_OUTPUTS` that there is, else the first output's."""
+    return next(iter([*(name for name in MAIN_OUTPUTS if name in outputs), *outputs]))
+
+
+def main_output(outputs: Outputs) -> np.ndarray:
+    """Return the logits if there are some, else the probabilities, the features or the first output."""
+    return outputs[main_name(outputs)]
+
+
+def _load_saved_model(path: Path) -> ExportedModel:
+    import tensorflow as tf
+
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise ValueError(f"{path} is not a SavedModel that can be loaded: {str(error).splitlines()[0]}") from None
+    images = _find_signature(loaded, IMAGE_SIGNATURES, rank=4, is_text=False)
+    if images is None:
+        raise ValueError(
+            f"{path} has no signature {' or '.join(map(repr, IMAGE_SIGNATURES))} that takes one batch of images. "
+            f"Received: {sorted(loaded.signatures)}"
+        )
+    files = _find_signature(loaded, FILE_SIGNATURES, rank=1, is_text=True)
+    call, spec = images
+    batch, *shape = spec.shape
+    variables = [variable for signature in loaded.signatures.values() for variable in signature.variables]
+    return ExportedModel(
+        functools.partial(timed, call),
+        tuple(shape),
+        batch,
+        spec.dtype.name,
+        threads=None,
+        call_files=files[0] if files else None,
+        is_bfloat16=any(variable.dtype == tf.bfloat16 for variable in variables),
+    )
+
+
+def _find_signature(
+    loaded: Any, names: tuple[str, ...], *, rank: int, is_text: bool
+) -> tuple[Callable[[Any], Outputs], Any] | None:
+    """Return the first signature with a single input of this rank, as a function, and the input's tf.TensorSpec."""
+    for name in names:
+        signature = loaded.signatures.get(name)
+        if signature is None or len((signature.structured_input_signature or ((), {}))[1]) != 1:
+            continue
+        [(argument, spec)] = signature.structured_input_signature[1].items()
+        if spec.shape.rank == rank and (spec.dtype.name == "string") == is_text:
+            return functools.partial(_call_signature, loaded, name, argument, spec), spec
+    return None
+
+
+def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any) -> Outputs:
+    """Run a signature; `loaded` keeps its variables alive."""
+    import tensorflow as tf
+
+    outputs = loaded.signatures[name](**{argument: tf.constant(batch, spec.dtype)})
+    values = {key: output for key, output in outputs.items() if output.dtype != tf.string}  # not names of classes
+    known = [key for key in OUTPUTS if key in values] or list(outputs)  # other exporters choose other names
+    return {key: outputs[key].numpy() for key in known}
+
+
+def _load_litert(path: Path, threads: int) -> ExportedModel:
+    check_counts(threads=threads)
+    if importlib.util.find_spec("ai_edge_litert") is None:
+        raise ImportError(f"Writing and running .tflite files needs `{install_command('litert')}`")
+    file = LiteRTFile(path, threads)
+    return ExportedModel(file.call, file.shape, file.batch, file.dtype, threads)

@@ -1,1 +1,0 @@
-"""Writers of the layers of heads that return a map."""

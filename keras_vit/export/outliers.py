@@ -1,0 +1,161 @@
+"""Find the outliers of a model: channels of tokens that are so large that integers lose the others beside them.
+
+Trained Vision Transformers have some: a few channels far from zero in every token, which the gains of the norms then
+suppress, gains that are many times the others', and single tokens with huge channels. Everything here is undone in the
+weights of the next layers, so that the file computes the same function.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_vit.export.calibration import spread
+from keras_vit.export.litert import folding
+from keras_vit.export.litert.builder import Builder, Tensor
+from keras_vit.export.litert.emit import write_model
+from keras_vit.export.litert.folding import Array, float64
+from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.options import Options
+from keras_vit.export.litert.writer import FileWriter
+from keras_vit.export.modes import Smoothing
+from keras_vit.model import layers as vit
+from keras_vit.model.layers import runtime
+
+FINAL = "encoder_norm"
+IN_MLP = "/mlp/norm"  # end of the names of norms that do not read the residual stream
+NUM_IMAGES = 8  # the factors depend on the largest values alone, which few images show
+BUILT_IN = slice(0, 4, 3)  # of the built-in images two, smooth and noise: every export has to run them
+BATCH = 2  # images in a call, for few activations in memory
+LEVELS = 127  # steps of an 8-bit constant
+LARGEST = 127  # |value| of the residual stream; its square, with room, is a quarter of the largest float16
+ROOM = 2  # a channel that is scaled down is then at most this many times the median one
+
+
+class Outliers(NamedTuple):
+    """Values for `Options.scales`, `smoothing` and `shifts`; None and {} for a model without outliers."""
+
+    scales: Array | None = None
+    smoothing: dict[str, Array] = {}
+    shifts: dict[str, Array] = {}
+
+
+def find(model: keras.Model, images: np.ndarray, smoothing: Smoothing | None) -> Outliers:
+    """Measure activations on some of these prepared images and return the factors that make them easier to quantize.
+
+    In every mode the residual stream is scaled by a power of two, which is exact, if a square comes near the largest
+    float16, because GPUs compute in half precision. The rest is for a mode with `smoothing`.
+
+    The channels of a row of activations share one scale, as do the inputs of a kernel's output: one very large channel
+    takes the precision of all others. Smoothing divides the difficulty between x * f and kernel / f.
+
+        f = max |kernel|**(1 - alpha) / max |x|**alpha  for each channel
+
+    Large channels of x that are nearly constant lose their constant first: it becomes part of the next bias (Outlier
+    Suppression+, arXiv 2304.09145).
+
+    Only norms where a channel of x or the kernel exceeds the median one `smoothing.threshold` times get factors, and
+    only the channels of the residual stream above `smoothing.stream` times the median one are scaled.
+    """
+    blocks = [layer for layer in model.layers if isinstance(layer, vit.EncoderBlock)]
+    if not blocks:
+        return Outliers()
+    file = FileWriter(model, Operators(_BuilderWithoutWeights()), Options())
+    is_centered = file.stream_scales is not None
+    stream, ranges = _measure(model, images, last_block=blocks[-1])
+    scales = np.ones(len(stream))
+    if is_centered and smoothing is not None and smoothing.stream is not None:
+        scales = _stream_scales(stream, smoothing.stream)
+    half = 0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST, 1)))) if is_centered else 1
+    found = Outliers(None if (scales * half == 1).all() else scales * half, {}, {})
+    if smoothing is not None:
+        write_model(file)
+        for name, largest_weights in file.largest_weights.items():
+            if name in ranges:
+                factors_in = 1.0 if name.endswith(IN_MLP) else scales
+                gains = np.abs(float64(file.norms[name].gamma))
+                weights = _above_zero(largest_weights * gains / factors_in)
+                _balance(found, name, ranges[name] * factors_in, weights, smoothing)
+    return found
+
+
+def _balance(found: Outliers, name: str, extremes: Array, weights: Array, smoothing: Smoothing) -> None:
+    """Add the factors and the shift of a norm, where it needs them.
+
+    `extremes` are the least and the largest value of each channel of its result, `weights` the largest |kernel|.
+    """
+    least, most = extremes
+    middle, reach = (least + most) / 2, (most - least) / 2
+    impact = _above_zero(np.maximum(-least, most))
+    is_constant = (np.abs(middle) > reach) & (np.abs(middle) > smoothing.threshold * np.median(impact))
+    if is_constant.any():
+        found.shifts[name] = np.where(is_constant, middle, 0)
+        impact = _above_zero(np.where(is_constant, reach, impact))
+    if max(side.max() / np.median(side) for side in (impact, weights)) > smoothing.threshold:
+        factors = weights ** (1 - smoothing.alpha) / impact**smoothing.alpha
+        found.smoothing[name] = factors if smoothing.stream is None else on_grid(factors)
+
+
+class _BuilderWithoutWeights(Builder):
+    """A builder of a file that is not written: only what the writers learn about the model is of interest."""
+
+    def constant(self, array: np.ndarray, name: str) -> Tensor:
+        """Add a constant without its values."""
+        return self._tensor(name, array.shape, array.dtype.name)
+
+
+def on_grid(values: Array) -> Array:
+    """Return values above 0 as integer multiples of the largest / 127, at least one: 8-bit constants keep them exactly.
+
+    The kernels that follow are divided by these very values.
+    """
+    step = values.max() / LEVELS
+    return np.maximum(np.rint(values / step), 1) * step
+
+
+def _stream_scales(maxima: Array, most: float) -> Array:
+    """Return what the channels of the residual stream are multiplied by: 1 but for outliers."""
+    median = max(np.median(maxima), 1e-30)
+    is_outlier = maxima > most * median
+    scales = np.ones(len(maxima))
+    if is_outlier.any():
+        # A norm multiplies the squares by 1 / scale**2 - 1, an 8-bit constant.
+        missing = on_grid((maxima[is_outlier] / (ROOM * median)) ** 2 - 1)
+        scales[is_outlier] = 1 / np.sqrt(1 + missing)
+    return scales
+
+
+def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tuple[Array, dict[str, Array]]:
+    """Return the largest |value| of each channel of the residual stream, (width,), and the least and the largest value
+    of each channel of the blocks' and the final norm before their gains, (2, width).
+    """
+    stream: Array = np.zeros(1)
+    ranges: dict[str, Array] = {}
+
+    def update(name: str, tensor: Any) -> None:
+        nonlocal stream
+        if not name.startswith("block_") and name != FINAL:
+            return
+        tokens = folding.center(np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))))
+        tokens = tokens.reshape(-1, tokens.shape[-1])
+        if not name.endswith(IN_MLP):
+            stream = np.maximum(stream, np.abs(tokens).max(axis=0))
+        tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + last_block.norm1.epsilon)
+        least, most = ranges.get(name, (np.inf, -np.inf))
+        ranges[name] = np.array([np.minimum(least, tokens.min(axis=0)), np.maximum(most, tokens.max(axis=0))])
+
+    tokens_of = keras.Function(model.inputs[0], last_block.output)
+    images = spread(images, NUM_IMAGES)
+    for start in range(0, len(images), BATCH):
+        with runtime.observe_norms(update):
+            tokens = tokens_of(images[start : start + BATCH])
+        update(FINAL, tokens)  # where the final norm follows the pooling, its tokens are the means of these
+    return stream, ranges
+
+
+def _above_zero(values: Array) -> Array:
+    """Return float64 maxima of channels; channels that are never used get a very small one."""
+    values = values.astype(np.float64)
+    return np.maximum(values, 1e-5 * max(values.max(), 1e-30))

@@ -1,1 +1,0 @@
-"""Read quantization modes (converters/exports/*.toml) and quantize LiteRT files by them."""

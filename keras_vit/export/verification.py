@@ -1,0 +1,366 @@
+"""Verify exported files: run them, measure how far their outputs are from the model's, and refuse what is too far."""
+
+import dataclasses
+import math
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit._util.checks import as_path, given
+from keras_vit._util.progress import track
+from keras_vit.errors import VerificationError as VerificationError
+from keras_vit.export import samples
+from keras_vit.export.accelerators import check_accelerator, run_on_gpu
+from keras_vit.export.exported import (
+    BATCH,
+    ExportedModel,
+    Outputs,
+    find_problems,
+    find_size_problems,
+    load_exported,
+    main_name,
+    read_structure,
+)
+from keras_vit.export.modes import Mode, load_mode
+from keras_vit.export.report import Report
+from keras_vit.model import task as tasks
+
+NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
+# Largest difference between a graph's outputs for an image file and for its pixels prepared here, by compute dtype.
+# The images differ in the last place, which changes a probability by 1e-6; in bfloat16 every layer may add to it.
+MAX_FILES_ERROR = {"float32": 1e-5, "float64": 1e-5}
+MAX_FILES_ERROR_LOW_PRECISION = 0.05
+MOST_PAIRED = 1000  # images; of more, every second, third ... is taken
+DISTINGUISHED = 0.1  # least difference of two images that counts, as a share of the root mean square one
+ROUNDING = 1e-5  # as a share of the outputs: smaller differences between images are not the model's
+TINY = float(np.finfo(np.float32).tiny)
+# Thresholds of a SavedModel that computes in bfloat16: 0.9998 and 0.992 are the lowest of all model families.
+BFLOAT16 = Mode(
+    name="bfloat16",
+    summary="bfloat16 weights or matrix products",
+    devices="servers",
+    storage="float16",
+    least_cosine=0.995,
+    least_difference_cosine=0.95,
+    least_agreement=0.0,
+)
+LOW_PRECISION = {"bfloat16", "float16"}
+ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
+HALF = 16  # bits
+# Numbers of classes do not say which pixels are near ties, as those at edges are: so many times more may differ.
+UNDECIDED = 10
+LEAST_CLASS_MAP = 0.97  # least share of a mode's images with the same class that counts for maps of classes
+# The direction of few logits says little: they are small where classes are close, and an error of a few percent of
+# the largest logit turns them. So a quantized file whose best class is right on enough images may have a mean cosine
+# down to LEAST_EXCUSED. The differences between images have the mode's threshold even then: of a trained DINOv2 with a
+# head of four classes they measure 0.97 and more in every mode, of a file that lacks an MLP less than 0.97.
+MANY_CLASSES = 10
+ENOUGH_IMAGES = 16
+LEAST_EXCUSED = 0.9
+
+
+def verify(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    images: Any = None,
+    *,
+    mode: str | Mode | None = None,
+    least_cosine: float | None = None,
+    least_agreement: float | None = None,
+    accelerator: str | None = None,
+    threads: int = 2,
+    progress: bool = False,
+) -> Report:
+    """Run an exported file and compare its outputs with its model's.
+
+    Args:
+        model: a VisionTransformer, or another Keras model with one input and one output.
+        path: a SavedModel's folder or a .tflite file of your own; files of strangers can end the process. If a
+            SavedModel takes image files, they are compared too. One in bfloat16 has thresholds of its own.
+        images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
+            pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
+        mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size. None
+            takes the thresholds of the mode whose files store weights and activations as this one does.
+        least_cosine: lowest accepted mean cosine similarity, -1 to 1, of images and of the differences between images,
+            which may be lower in a mode. None for the mode's. With fewer than 10 classes and at least 16 images of
+            yours, a quantized file may have a mean cosine down to 0.9 if it agrees with the model.
+        least_agreement: least share of images with the same best class or a near tie, 0 to 1. None for the mode's, or 0
+            on the built-in patterns, whose classes mean little.
+        accelerator: "gpu" to run a .tflite file on the GPU by LiteRT's CompiledModel, and on the CPU what the GPU
+            refuses; `Report.accelerated` says which. "cpu" or None for the CPU.
+        threads: number of threads for a .tflite file.
+        progress: whether to show a progress bar.
+
+    Returns:
+        The measurements.
+
+    Raises:
+        VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
+            dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
+        FileNotFoundError: there is nothing at `path`.
+        ValueError: the file cannot be loaded or run, images do not fit, or there is no such accelerator.
+        ImportError: for a .tflite file without ai-edge-litert.
+
+    Example:
+        >>> from keras_vit import digits
+        >>> model = keras_vit.zoo.load("digits")
+        >>> report = keras_vit.export.tflite(model, "digits.tflite")
+        >>> keras_vit.export.verify(model, "digits.tflite", digits.load().test_images[:50]).agreement
+        1.0
+    """
+    path = Path(as_path(path, "path"))
+    task = tasks.of_model(model)
+    given_mode = mode if isinstance(mode, Mode | None) else load_mode(mode)
+    check_accelerator(accelerator, path)
+    structure = read_structure(path) if path.is_file() else None
+    if structure is not None:
+        _raise_problems(path, find_problems(structure))
+    file = load_exported(path, threads)
+    file_images, model_images = samples.comparison_images(model, file, images)
+    if structure is not None:
+        _raise_problems(path, find_size_problems(path, model, given_mode, file_images.shape[1:3]))
+    accelerated = None
+    if accelerator == "gpu":
+        run, accelerated = run_on_gpu(path, file_images)
+        received = run.outputs
+        milliseconds = run.milliseconds
+    else:
+        received, milliseconds = _run(file, file_images, progress)
+    broken = [name for name, values in received.items() if not np.isfinite(values).all()]
+    _raise_problems(path, [f"computes NaN or infinity ({name})" for name in broken])
+    expected = _model_outputs(model, task, model_images, list(received))
+    _raise_problems(path, _shape_problems(expected, received))
+    stored = "bfloat16" if file.is_bfloat16 else None if structure is None else structure.storage
+    report = Report(
+        path=path,
+        bytes=sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file()),
+        **compare(task, expected, received),
+        milliseconds=milliseconds,
+        threads=None if accelerated else file.threads,
+        mode=stored if given_mode is None else given_mode.name,
+        accelerated=accelerated,
+    )
+    check_thresholds(
+        report,
+        given_mode or _default_mode(model, stored or "none", accelerator),
+        has_classes=images is not None and task.num_classes != 0,
+        num_classes=task.num_classes,
+        is_detected=given_mode is None,
+        **given(cosine=least_cosine, agreement=least_agreement),
+    )
+    return dataclasses.replace(report, files_error=_files_error(model, task, path, file))
+
+
+def _default_mode(model: keras.Model, stored: str, accelerator: str | None) -> Mode:
+    """Return the mode whose thresholds fit how a file stores weights, and what model and file compute in."""
+    computes_in = {layer.compute_dtype for layer in model._flatten_layers()}
+    if stored == "bfloat16" or (stored in ("none", "float16") and computes_in & LOW_PRECISION):
+        return BFLOAT16
+    return load_mode("float16" if stored == "none" and accelerator == "gpu" else stored)  # GPUs may round to float16
+
+
+def _raise_problems(path: Path, problems: list[str]) -> None:
+    if problems:
+        raise VerificationError(f"{path} {'; it '.join(problems)}")
+
+
+def _shape_problems(expected: Outputs, received: Outputs) -> list[str]:
+    """Return one phrase for each output whose shape is not the model's."""
+    shapes = {name: (received[name].shape, values.shape) for name, values in expected.items()}
+    return [f"gives {name} of shape {got}, the model {want}" for name, (got, want) in shapes.items() if got != want]
+
+
+def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outputs, float]:
+    """Return the file's outputs, and the median milliseconds of an image."""
+    batches = list(file.batches(images, 1 if file.threads else BATCH))
+    file.call(batches[0][0])  # the first call allocates memory and packs kernels
+    results = []
+    times = []
+    for batch, count in track(batches, "Verifying", show=progress):
+        outputs, seconds = file.timed_call(batch)
+        times.append(seconds / len(batch))
+        results.append({name: values[:count] for name, values in outputs.items()})
+    joined = {name: np.concatenate([result[name] for result in results]) for name in results[0]}
+    return joined, 1000 * statistics.median(times)
+
+
+def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, names: list[str]) -> Outputs:
+    """Return what the model computes for each of a file's outputs."""
+    batches = np.array_split(images, math.ceil(len(images) / BATCH))
+    to_array = keras.ops.convert_to_numpy
+    own_output = np.concatenate([to_array(model.predict_on_batch(batch)) for batch in batches])
+    outputs = {}
+    for name in names:
+        if name == "attention":
+            maps = np.concatenate([to_array(model.attention_maps(batch)[-1]) for batch in batches])
+            outputs[name] = maps[:, :, 0, model.config.num_prefix_tokens :]
+        elif name == "features":
+            features = [model.features(batch, ["pre_logits"])["pre_logits"] for batch in batches]
+            outputs[name] = np.concatenate([to_array(keras.ops.cast(part, "float32")) for part in features])
+        else:
+            outputs[name] = task.exported_output(name, own_output)
+    return outputs
+
+
+def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: ExportedModel) -> float | None:
+    """Return the largest difference between a file's outputs for PNG files and the model's; None if it takes none."""
+    if file.call_files is None or file.dtype != "float32" or not hasattr(model, "preprocess"):
+        return None
+    import tensorflow as tf
+
+    # As many channels as the model has: TensorFlow's grey of a colour file differs from the original grey.
+    pixels = samples.pixels(model.config, NUM_IMAGE_FILES, size=(97, 131))
+    prepared = model.preprocess(pixels)
+    [(name, received)] = file.call_files([tf.io.encode_png(image).numpy() for image in pixels]).items()
+    error = _difference(file.call(prepared)[name], received)
+    dtype = "bfloat16" if file.is_bfloat16 else model.layers[1].compute_dtype
+    limit = MAX_FILES_ERROR.get(dtype, MAX_FILES_ERROR_LOW_PRECISION)
+    if not error <= limit:  # NaN fails too
+        raise VerificationError(
+            f"{path} prepares image files differently from the model: wanted outputs within {limit} of the "
+            f"model's. Received: {error:.1e}"
+        )
+    return _difference(_model_outputs(model, task, prepared, [name])[name], received)
+
+
+def _difference(expected: np.ndarray, received: np.ndarray) -> float:
+    """Return the largest difference, divided by the largest value if that is above 1."""
+    return float(np.abs(received - expected).max() / max(1.0, float(np.abs(expected).max())))
+
+
+# ---- measures
+
+
+def compare(task: tasks.Task, expected: Outputs, received: Outputs) -> dict[str, Any]:
+    """Return the fields of a `Report` that compare a file's outputs with the model's, by name and of equal shapes."""
+    name = main_name(expected)
+    amounts = [each for each, values in expected.items() if values.dtype.kind == "f"]  # not numbers of classes
+    want, got = (outputs[name].astype(np.float64) for outputs in (expected, received))
+    agree, agree_or_tie = task.agreement(name, want, got)
+    by_output = [image_cosines(expected[each], received[each]) for each in amounts]
+    power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
+    return {
+        "images": len(want),
+        "max_error": float(np.abs(want - got).max()) / max(float(np.abs(want).max()), TINY),
+        "cosine": min((float(cosines.min()) for cosines in by_output), default=1.0),
+        "mean_cosine": min((float(cosines.mean()) for cosines in by_output), default=1.0),
+        "sqnr": math.inf if noise == 0 else 10 * math.log10(max(power, TINY) / noise),
+        "difference_cosine": difference_cosine(want, got),
+        "agreement": float(agree.mean()),
+        "decided_agreement": float(agree_or_tie.mean()),
+        **task.comparison(name, want, got),
+    }
+
+
+def image_cosines(expected: np.ndarray, received: np.ndarray) -> np.ndarray:
+    """Return the cosine similarity of each image's outputs, each (images, ...); 1 for equal ones, even zeros."""
+    x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (expected, received))
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    cosines = np.einsum("ij,ij->i", x, y) / np.maximum(norms, TINY)
+    are_equal = np.all(x == y, axis=1)  # the logits of a new head are all zero, and have no direction
+    return np.where(are_equal, 1.0, cosines.clip(-1, 1))
+
+
+def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | None:
+    """Return the mean cosine similarity between differences of two images' outputs, each (images, ...), over all pairs.
+
+    What all images share does not count, however large. Pairs that the model hardly distinguishes do not count either:
+    the difference of two photos of the same sky is mostly noise. None if it distinguishes no two images.
+    """
+    step = math.ceil(len(expected) / MOST_PAIRED)
+    x, y = (
+        values[::step].reshape(-1, math.prod(values.shape[1:])).astype(np.float64) for values in (expected, received)
+    )
+    power = float((x**2).sum(axis=1).mean())
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)  # keeps the differences, and the digits of small ones
+    pairs = np.triu_indices(len(x), 1)
+    products, model, file = (_difference_products(*both)[pairs] for both in ((x, y), (x, x), (y, y)))
+    if not len(model) or model.mean() <= ROUNDING**2 * power:
+        return None
+    counts = model >= DISTINGUISHED**2 * model.mean()
+    lengths = np.sqrt(model * np.maximum(file, ROUNDING**2 * model))  # a file may give the same for all images
+    return float((products[counts] / lengths[counts]).clip(-1, 1).mean())
+
+
+def _difference_products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the scalar products (images, images) of the differences x[i] - x[j] and y[i] - y[j]."""
+    gram = x @ y.T
+    own = np.diag(gram)
+    return own[:, None] + own - gram - gram.T
+
+
+# ---- thresholds
+
+
+def check_thresholds(
+    report: Report,
+    mode: Mode,
+    *,
+    has_classes: bool,
+    num_classes: int = MANY_CLASSES,
+    is_detected: bool = False,
+    **given_least: float,
+) -> None:
+    """Raise a VerificationError with the next step if a value of the report is below the given or the mode's least.
+
+    `given_least` has "cosine" and "agreement", `is_detected` says that the mode was not given. Without classes, or on
+    images whose classes mean little, no agreement is asked for unless it is given. A quantized file may always differ
+    on one image: with 30 of them, a share of 0.99 cannot be measured.
+    """
+    values = {
+        "cosine": report.cosine if report.mean_cosine is None else report.mean_cosine,
+        "difference_cosine": report.difference_cosine,
+        "agreement": report.decided_agreement,
+    }
+    least = {name: getattr(mode, f"least_{name}") for name in values}
+    is_quantized = min(mode.bits) < HALF
+    if report.cosine is None:  # maps of classes
+        values["agreement"] = report.agreement
+        least["agreement"] = round(1 - UNDECIDED * (1 - max(least["agreement"], LEAST_CLASS_MAP)), 4)
+    elif not has_classes:
+        least["agreement"] = 0.0
+    elif is_quantized:
+        least["agreement"] = _least_share(least["agreement"], report.images)
+    least["agreement"] = given_least.get("agreement", least["agreement"])
+    if "cosine" in given_least:
+        least["cosine"] = given_least["cosine"]
+        least["difference_cosine"] = min(least["difference_cosine"], least["cosine"])
+    elif is_quantized and least["agreement"] > 0 and num_classes < MANY_CLASSES and report.images >= ENOUGH_IMAGES:
+        least["cosine"] = min(least["cosine"], LEAST_EXCUSED)
+    missed = {name: value for name, value in values.items() if value is not None and not value >= least[name]}
+    if missed:
+        wanted = " and ".join(f"{name} >= {least[name]}" for name in missed)
+        raise VerificationError(
+            f"{report.path} differs from the model: wanted {wanted}. {'; '.join(report.lines()[1:])}. "
+            f"What to do: {'; or '.join(_next_steps(missed, mode, is_detected=is_detected))}"
+        )
+
+
+def _least_share(least: float, images: int) -> float:
+    """Return the least share of so many images after the number that may differ is rounded up."""
+    differing = math.ceil(round((1 - least) * images, 4))
+    return math.floor(10_000 * (1 - differing / images)) / 10_000
+
+
+def _next_steps(missed: dict[str, float], mode: Mode, *, is_detected: bool) -> list[str]:
+    """Return what a user can do, in the order in which to try it."""
+    steps = []
+    if is_detected:
+        steps.append("check that the file is of this model, with these weights")
+    elif min(mode.bits) < HALF:
+        calibrates = mode.needs_calibration or mode.smoothing
+        images = (
+            "a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or " if calibrates else ""
+        )
+        steps.append(f"export it again with {images}quantize='float16'")
+    if min(missed.values()) >= ACCEPTABLE:
+        arguments: dict[str, float] = {}
+        for name, value in missed.items():
+            argument = "least_agreement" if name == "agreement" else "least_cosine"
+            arguments[argument] = min(arguments.get(argument, 1.0), math.floor(10_000 * value) / 10_000)
+        steps.append(f"accept it with {' and '.join(f'{name}={value}' for name, value in arguments.items())}")
+    return steps or ["write the damaged file again"]

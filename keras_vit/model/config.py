@@ -1,0 +1,239 @@
+"""Configuration of a Vision Transformer: one frozen dataclass. Its fields have the names of the official configs."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from keras_vit._util.checks import Count, Share, WholeNumber
+from keras_vit._util.text import nearest
+from keras_vit.model.config_groups import (
+    ACTIVATIONS,
+    CLASSIFIERS,
+    POSITION_METHODS,
+    BlockConfig,
+    HeadConfig,
+    PositionConfig,
+    Preprocessing,
+    ResNetConfig,
+    StemConfig,
+    document_groups,
+)
+from keras_vit.model.sizes import architecture
+
+__all__ = [
+    "ACTIVATIONS",
+    "CLASSIFIERS",
+    "POSITION_METHODS",
+    "BlockConfig",
+    "HeadConfig",
+    "PositionConfig",
+    "Preprocessing",
+    "ResNetConfig",
+    "StemConfig",
+    "ViTConfig",
+    "check_fields",
+]
+
+
+# The fields of the last base come first.
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
+    """Architecture of one Vision Transformer (arXiv 2010.11929). Frozen; `replace` returns a changed copy.
+
+    The defaults are ViT-B/16 for 224 pixels and 1,000 classes. All fields are spelled flat. Most belong to a group,
+    which documents them: `StemConfig` (from pixels to tokens), `PositionConfig`, `BlockConfig` or `HeadConfig`.
+
+    Args:
+        hidden_size: width of a token.
+        num_layers: number of encoder blocks. 0 is a ResNet without a Transformer (BiT): it needs `resnet`,
+            patch_size=1, position="none", and the ResNet's channels as hidden_size.
+        stochastic_depth: probability of dropping a branch of the last block, in [0, 1); it grows linearly from 0 at the
+            first block (AugReg, arXiv 2106.10270).
+        preprocessing: a Preprocessing, or its fields as a dict.
+
+    Raises:
+        ValueError: fields are wrong or contradict each other; one message names all of them.
+
+    Example:
+        >>> config = keras_vit.ViTConfig.from_name("B/16", num_classes=10)
+        >>> config.hidden_size, config.grid, config.num_tokens
+        (768, (14, 14), 197)
+        >>> config.replace(image_size=384).grid, config.grid_of((384, 512))
+        ((24, 24), (24, 32))
+        >>> keras_vit.ViTConfig(**config.to_dict()) == config
+        True
+    """
+
+    hidden_size: Count = 768
+    num_layers: WholeNumber = 12
+    stochastic_depth: Share = 0.0
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+
+    def _convert(self) -> None:
+        super()._convert()
+        if isinstance(self.preprocessing, Mapping):
+            self._set("preprocessing", Preprocessing(**self.preprocessing))
+        if self.class_token is None:
+            self._set("class_token", str(self.classifier).startswith("token"))
+
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
+        if not self.num_layers:
+            channels = self.resnet.channels if self.resnet else None
+            needed = {"hidden_size": channels, "patch_size": (1, 1), "position": "none", "final_norm": "tokens"}
+            needed |= {"pre_norm": False, "num_prefix_tokens": 0, "tokens_mlp_dim": None}
+            yield from self._unmet("num_layers=0, a ResNet without a Transformer,", **needed)
+        if self.hidden_size % self.num_heads and (self.has_attention or self.has_map_head):
+            yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
+        if self.classifier.startswith("token") and not self.class_token:
+            yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
+        if self.distilled:
+            needed = {"classifier": "token", "representation_size": None, "final_norm": "tokens"}
+            yield from self._unmet("distilled", **needed, normalize_features=False, projection_head=False)
+        yield from self._position_conflicts()
+        if len(self.preprocessing.mean) not in (1, self.num_channels):
+            yield (
+                f"preprocessing has one mean for all or one for each of num_channels={self.num_channels}. "
+                f"Received: {self.preprocessing.mean}"
+            )
+
+    def _position_conflicts(self) -> Iterator[str]:
+        if self.rotary_theta is not None and self.hidden_size // self.num_heads % 4:
+            received = f"{self.hidden_size} / {self.num_heads}"
+            yield f"rotary_theta needs heads whose size is a multiple of 4. Received: {received}"
+        if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
+            yield f"position='sincos2d' needs hidden_size % 4 == 0 and at least 8. Received: {self.hidden_size}"
+        if self.position == "learned2d" and self.hidden_size % 2:
+            yield f"position='learned2d' gives each axis half of the hidden_size. Received: {self.hidden_size}"
+        if not self.has_attention:
+            received = "tokens_mlp_dim" if self.num_layers else "num_layers=0"
+            if self.position == "relative":
+                yield f"position='relative' needs attention. Received: {received}"
+            if self.rotary_theta is not None:
+                yield f"rotary_theta needs attention. Received: {received}"
+        if self.position_place != "stem" and self.num_prefix_tokens:  # whole sequences, all tokens included
+            yield from self._unmet(f"position_place={self.position_place!r}", position_prefix=True)
+
+    @property
+    def block(self) -> BlockConfig:
+        """Config of every encoder block."""
+        return BlockConfig.part_of(self)
+
+    @property
+    def has_attention(self) -> bool:
+        """True if the blocks have attention."""
+        return self.num_layers > 0 and self.tokens_mlp_dim is None
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the feature in front of pre_logits and head."""
+        return (2 if self.classifier == "token_gap" else 1) * self.hidden_size
+
+    @property
+    def read_tokens(self) -> slice:
+        """Slice of the tokens that the feature is computed from: class (and distillation) token, or all patches."""
+        return slice(0, 1 + self.distilled) if self.reads_class_token else slice(self.num_prefix_tokens, None)
+
+    @property
+    def num_final_tokens(self) -> int:
+        """Number of tokens that the last block has to compute: 1 for "token" (2 if distilled), else all."""
+        return 1 + self.distilled if self.classifier == "token" else self.num_tokens
+
+    @property
+    def position_prefix_tokens(self) -> int:
+        """Number of rows of the position embedding that belong to prefix tokens."""
+        return self.num_prefix_tokens if self.position_prefix else 0
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed.
+
+        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels, `projection_head` and
+        `probabilities`.
+
+        Args:
+            **changes: fields and their new values.
+
+        Raises:
+            ValueError: a field is unknown (the message names the nearest) or wrong.
+        """
+        check_fields(changes)
+        if changes.get("num_classes", self.num_classes) != self.num_classes:
+            changes = {"labels": None, "projection_head": False, "probabilities": "softmax", **changes}
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for JSON; `ViTConfig(**fields)` restores the config."""
+        fields = super().to_dict()
+        if self.resnet and (self.resnet.groups, self.resnet.stage_channels) == (32, ()):  # as earlier versions
+            del fields["resnet"]["groups"], fields["resnet"]["stage_channels"]
+        return fields
+
+    @classmethod
+    def from_name(cls, name: str, **changes: Any) -> ViTConfig:
+        """Return the official architecture with this name (vit_jax/configs/models.py, big_vision's models/vit.py).
+
+        Args:
+            name: such as "B/16", "ViT-B_16", "R50+ViT-B/16" or "So400m/14", in any case and with any separators.
+            **changes: fields that differ from the official ones.
+
+        Raises:
+            ValueError: no architecture has this name (the message names the nearest), or a field is unknown or wrong.
+        """
+        check_fields(changes)
+        return cls(**{**architecture(name), **changes})
+
+
+document_groups(ViTConfig, StemConfig, PositionConfig, BlockConfig, HeadConfig)
+
+
+def check_fields(fields: Mapping[str, Any], kind: Any = ViTConfig) -> None:
+    """Raise a ValueError, with the nearest names, if a key is no field of ViTConfig, or of another config."""
+    known = [f.name for f in dataclasses.fields(kind)]
+    if unknown := [name for name in fields if name not in known]:
+        near = {name: nearest(name, known, count=2) for name in unknown}
+        raise ValueError(f"{kind.__name__} has no field {unknown}; the nearest are {near}. Its fields: {known}")
+
+
+# ---- what some architectures cannot do
+
+
+def check_resizable(source: ViTConfig, target: ViTConfig) -> None:
+    """Raise a ValueError if the weights of a model cannot be resized to the image and patch size of another config."""
+    if source.resnet is not None and target.patch_size != source.patch_size:
+        raise ValueError(
+            f"patch_size is fixed in a hybrid: its patches are {source.patch} cells of the ResNet's feature map, and "
+            f"only patches of pixels are resized. Received: patch_size={target.patch}"
+        )
+    if source.tokens_mlp_dim is not None and target.num_tokens != source.num_tokens:
+        raise ValueError(
+            f"A token MLP has weights for {source.num_tokens} tokens: image_size and patch_size must give as many. "
+            f"Received: image_size={target.size} and patch_size={target.patch}, which give {target.num_tokens}"
+        )
+
+
+def check_attention(config: ViTConfig) -> None:
+    """Raise a ValueError if a model has no attention weights to return."""
+    if not config.has_attention:
+        blocks = "MLPs over the tokens (tokens_mlp_dim)" if config.num_layers else "no blocks (num_layers=0)"
+        raise ValueError(
+            "Attention maps need blocks with attention; `model.features` returns the tokens or feature maps of every "
+            f"model. Received: a model that has {blocks}"
+        )
+
+
+def warn_partial_patches(config: ViTConfig) -> None:
+    """Warn if the patches of a model that is being built do not cover the image."""
+    height, width = config.size
+    used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
+    # A ResNet pads the image: then the patches cover more than the image, and nothing is lost.
+    if used[0] < height or used[1] < width:
+        warnings.warn(
+            f"keras_vit: images of {height}x{width} pixels are no multiple of the "
+            f"{config.stride[0]}x{config.stride[1]} patch; "
+            f"the model sees the upper left {used[0]}x{used[1]}, as in the official code.",
+            stacklevel=3,
+        )

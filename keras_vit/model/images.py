@@ -1,0 +1,314 @@
+"""Decode images as the model's users have them: JPEG and PNG in TensorFlow's graph, everything else by Pillow.
+
+The EXIF orientation tag is read from the APP1 segment of a JPEG. That of a PNG (eXIf) is not read.
+"""
+
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit._util.text import error_reason
+
+CHANNELS = (1, 3)  # grey and colour: image files have no others
+MAX_PIXELS = 50_000_000  # of one image: 150 MB when decoded. A file of 0.4 MB can claim 400 million
+MAX_SIDE = 65_535  # the largest side of a JPEG. Resizing with antialiasing needs memory for each column
+PIXEL_LIMITS = f"An image has 1 to {MAX_PIXELS:,} pixels and sides of at most {MAX_SIDE:,}."
+NO_ADOBE = "A CMYK JPEG without the mark of Adobe: save it as RGB, because readers differ in its colours"
+MAX_SEGMENTS = 20_000  # of a JPEG, in which EXIF is looked for
+MAX_EXIF = 65_535  # bytes: the longest segment of a JPEG
+GREY_BLOCK = 1 << 20  # pixels converted to grey at a time: in float32 an image has four times its size
+
+_JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_START = len(_PNG) + 25  # with the chunk IHDR
+_EXIF, _ADOBE = (0xFFE1, b"Exif\0\0"), (0xFFEE, b"Adobe")  # marks and names of segments
+_PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
+_CMYK_COMPONENTS = 4
+_ORIENTATION_TAG = 0x0112
+_SHORT, _LONG = 3, 4  # types of values in EXIF
+
+
+class Header(NamedTuple):
+    """Header of an image file: tensors, each of which may have a batch axis."""
+
+    is_known: Any  # bool: whether it is a JPEG or PNG file
+    sides: Any  # int64 (..., 2): height and width, as stored
+    orientation: Any  # int32: 1 to 8 as in EXIF, 1 if nothing is to be turned
+    has_colours: Any  # bool: False for CMYK without the mark of Adobe
+
+
+HEADER_SPEC = Header(
+    tf.TensorSpec((), tf.bool), tf.TensorSpec((2,), tf.int64), tf.TensorSpec((), tf.int32), tf.TensorSpec((), tf.bool)
+)
+
+
+def read_header(file: Any) -> Header:
+    """Read the header of a file, without decoding it. A JPEG with an unreadable frame raises InvalidArgumentError."""
+
+    def of_jpeg() -> Header:
+        shape = tf.io.extract_jpeg_shape(file)
+        is_cmyk = shape[2] == _CMYK_COMPONENTS
+        has_colours = tf.cond(is_cmyk, lambda: _find_segment(file, *_ADOBE)[0], lambda: tf.constant(True))
+        return Header(tf.constant(True), tf.cast(shape[:2], tf.int64), read_orientation(file), has_colours)
+
+    def of_png() -> Header:
+        sides = tf.cast(_numbers(file, 16, tf.int32)[::-1], tf.int64)
+        return Header(tf.constant(True), sides, tf.constant(1), tf.constant(True))
+
+    def of_neither() -> Header:
+        return Header(tf.constant(False), tf.constant([1, 1], tf.int64), tf.constant(1), tf.constant(True))
+
+    is_png = _starts_with(file, _PNG) & (tf.strings.length(file) >= _PNG_START)
+    return tf.cond(_starts_with(file, _JPEG), of_jpeg, lambda: tf.cond(is_png, of_png, of_neither))
+
+
+_compiled_header = tf.function(read_header, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
+
+
+def requirements(header: Header) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what decoding needs: a bool tensor, the error's message where it is False, and the value it ends with."""
+    yield header.is_known, "Not a JPEG or PNG file", ""
+    pixels = tf.reduce_prod(header.sides, axis=-1)
+    fits = (pixels <= MAX_PIXELS) & tf.reduce_all((header.sides > 0) & (header.sides <= MAX_SIDE), axis=-1)
+    yield fits, f"{PIXEL_LIMITS} Received: height and width", header.sides
+    yield header.has_colours, NO_ADOBE, ""
+
+
+def is_jpeg_or_png(start: bytes) -> bool:
+    """Return whether a file with these first bytes is for `decode`."""
+    return start.startswith((_JPEG, _PNG))
+
+
+def decode_image(file: Any) -> Any:
+    """Decode one JPEG or PNG file upright, outside of a graph: uint8 (height, width, 3), or a ValueError."""
+    orientation = check_image(file)
+    try:
+        return decode_pixels(file, orientation)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(f"is a damaged image: {error_reason(error.message)}") from None
+
+
+def check_image(file: Any) -> Any:
+    """Return the orientation of one JPEG or PNG file, outside of a graph; raise a ValueError if its header is bad."""
+    try:
+        header = _compiled_header(file)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(f"is a damaged image: {error_reason(error.message)}") from None
+    for holds, message, value in requirements(header):
+        if not holds:
+            received = value if isinstance(value, str) else " x ".join(map(str, value.numpy()))
+            raise ValueError(f"cannot be decoded. {message} {received}".rstrip())
+    return header.orientation
+
+
+def decode_pixels(file: Any, orientation: Any) -> Any:
+    """Decode a JPEG or PNG file and turn it upright: uint8 (height, width, 3), equal to Pillow's."""
+    pixels = tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
+    return turn_upright(tf.ensure_shape(pixels, (None, None, 3)), orientation)
+
+
+def to_grey(image: Any) -> Any:
+    """Convert uint8 (..., 3) to (..., 1) like `tf.image.rgb_to_grayscale`, with little memory."""
+    pixels = tf.reshape(image, (-1, 3))
+    count = tf.shape(pixels)[0]
+    block = tf.clip_by_value(count, 1, GREY_BLOCK)
+    blocks = tf.reshape(tf.pad(pixels, [(0, -count % block), (0, 0)]), (-1, block, 3))
+    spec = tf.TensorSpec((None, 1), image.dtype)
+    grey = tf.map_fn(tf.image.rgb_to_grayscale, blocks, fn_output_signature=spec, parallel_iterations=1)
+    grey = tf.reshape(tf.reshape(grey, (-1,))[:count], tf.concat([tf.shape(image)[:-1], [1]], axis=0))
+    return tf.ensure_shape(grey, (*image.shape[:-1], 1))
+
+
+def turn_upright(image: Any, orientation: Any) -> Any:
+    """Turn a stored image (height, width, channels) upright."""
+
+    def turned() -> Any:
+        across = tf.cond(orientation > 4, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
+        return tf.raw_ops.Reverse(tensor=across, dims=[*_mirrored(orientation), False])
+
+    return tf.ensure_shape(tf.cond(orientation == 1, lambda: image, turned), (None, None, image.shape[-1]))
+
+
+def upright_sides(sides: Any, orientation: Any) -> Any:
+    """Return the height and width after `turn`."""
+    return tf.where(orientation > 4, sides[::-1], sides)
+
+
+def stored_window(window: Any, sides: Any, orientation: Any) -> Any:
+    """Return where a window of the upright image is stored: int32 (top, left, height, width), as `window`.
+
+    `sides` are the height and width of the upright image.
+    """
+    begin, size = window[:2], window[2:]
+    begin = tf.where(_mirrored(orientation), sides - begin - size, begin)
+    return tf.concat([upright_sides(begin, orientation), upright_sides(size, orientation)], axis=0)
+
+
+def _mirrored(orientation: Any) -> list[Any]:
+    """Return whether rows and columns are reversed, after the axes are exchanged if the orientation is 5 to 8."""
+    return [tf.reduce_any(orientation == numbers) for numbers in ((3, 4, 7, 8), (2, 3, 6, 7))]
+
+
+def read_orientation(file: Any) -> Any:
+    """Return the EXIF orientation of a JPEG, int32 from 1 to 8; 1 for other files, without EXIF or if it is damaged."""
+    # Most images of data sets have no EXIF. This search takes a tenth of the time that parsing takes.
+    pieces = tf.raw_ops.StringSplitV2(input=[file], sep=_EXIF[1], maxsplit=1).values
+    has_exif = (tf.size(pieces) > 1) & _starts_with(file, _JPEG)
+    return tf.cond(has_exif, lambda: _parse_orientation(file), lambda: tf.constant(1))
+
+
+# One node of the graph: all nodes of a branch cost time even where it is not taken.
+@tf.function(
+    input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
+)
+def _parse_orientation(file: Any) -> Any:
+    return exif_orientation(_find_segment(file, *_EXIF)[1])
+
+
+def exif_orientation(exif: Any) -> Any:
+    """Return the orientation, int32 from 1 to 8, in the bytes of EXIF; 1 if there is none or they are damaged."""
+    found = tf.cond(tf.strings.length(exif) < 14, lambda: tf.constant(1, tf.int64), lambda: _first_directory(exif))
+    return tf.cast(tf.where((found >= 1) & (found <= 8), found, 1), tf.int32)
+
+
+def _first_directory(exif: Any) -> Any:
+    """Return the value of the orientation tag in the first directory (IFD 0) of EXIF bytes, 1 without it."""
+    start = tf.where(tf.strings.substr(exif, 0, 6) == b"Exif\0\0", 6, 0)
+    block = tf.strings.substr(exif, start, MAX_EXIF)
+    mark, content = tf.strings.substr(block, 0, 4), tf.cast(tf.io.decode_raw(block, tf.uint8), tf.int64)
+    is_little = mark == b"II*\0"
+
+    def number(digits: Any) -> Any:
+        # Two constants: at a slice [::-1] of one TensorFlow's layout optimizer logs an error and gives up the graph.
+        powers = [256**power for power in range(digits.shape[-1])]
+        weights = tf.where(is_little, tf.constant(powers, tf.int64), tf.constant(powers[::-1], tf.int64))
+        return tf.reduce_sum(digits * weights, axis=-1)
+
+    length = tf.size(content, tf.int64)
+    offset = number(tf.ensure_shape(content[4:8], (4,)))
+    is_valid = (is_little | (mark == b"MM\0*")) & (offset <= length - 2)
+    offset = tf.where(is_valid, offset, 0)
+    count = tf.where(is_valid, number(tf.ensure_shape(content[offset : offset + 2], (2,))), 0)
+    count = tf.minimum(count, (length - offset - 2) // 12)  # entries of a damaged directory that are complete
+    entries = tf.reshape(content[offset + 2 : offset + 2 + 12 * count], (-1, 12))
+    kind, is_long = number(entries[:, 2:4]), number(entries[:, 2:4]) == _LONG
+    is_tag = (number(entries[:, :2]) == _ORIENTATION_TAG) & (number(entries[:, 4:8]) == 1)
+    values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
+    found = tf.boolean_mask(values, is_tag & (is_long | (kind == _SHORT)))
+    return tf.concat([found, tf.constant([1], tf.int64)], axis=0)[0]
+
+
+def _find_segment(file: Any, wanted: int, name: bytes) -> tuple[Any, Any]:
+    """Find a JPEG's first segment of this mark and name: whether there is one, and its content."""
+
+    def read_segment(_: Any, place: Any, __: Any) -> tuple[Any, Any, Any]:
+        mark, size = tf.unstack(_numbers(file, place, tf.uint16))
+        found = (mark == wanted) & (tf.strings.substr(file, place + 4, len(name)) == name)
+        step = tf.where((mark < 0xFF00) | (mark == 0xFFFF), 1, 2 + size)  # damage that readers skip, and padding
+        return found, tf.where(found, place + 4, tf.where(mark == _PIXELS, -1, place + step)), size - 2
+
+    length = tf.strings.length(file)
+    found, place, size = tf.while_loop(
+        lambda found, place, _: ~found & (place >= 0) & (place + 8 <= length),
+        read_segment,
+        (tf.constant(False), tf.constant(2), tf.constant(0)),
+        maximum_iterations=MAX_SEGMENTS,
+    )
+    return found, tf.strings.substr(file, tf.where(found, place, 0), tf.where(found, tf.maximum(size, 0), 0))
+
+
+def _starts_with(file: Any, mark: bytes) -> Any:
+    return tf.strings.substr(file, 0, len(mark)) == mark
+
+
+def _numbers(file: Any, place: Any, dtype: Any) -> Any:
+    """Return two big-endian numbers of a file as int32."""
+    numbers = tf.io.decode_raw(tf.strings.substr(file, place, 2 * dtype.size), dtype, little_endian=False)
+    return tf.ensure_shape(tf.cast(numbers, tf.int32), (2,))
+
+
+# Files that people try although no reader is installed, by the bytes at a place of the file.
+KINDS = ((0, b"<", "text, such as SVG or HTML"), (4, b"ftyp", "a HEIC photo, an AVIF image or a video"))
+SIXTEEN_BITS = ("PNG", "PPM")  # formats whose images of mode "I" have 16 bits
+
+
+def decode_with_pillow(file: bytes) -> np.ndarray:
+    """Read a file that is neither JPEG nor PNG. See `pixels`."""
+    if not file:
+        raise ValueError("is an empty file")
+    found = [name for place, mark, name in KINDS if file.startswith(mark, place)]
+    kind = f"is {found[0]}, which cannot be read" if found else "is not an image of a known format"
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise ValueError(f"{kind}: save it as JPEG or PNG. `pip install pillow` reads more formats") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `pixels` has a lower limit
+            image = Image.open(io.BytesIO(file))
+    except UnidentifiedImageError:
+        raise ValueError(f"{kind}. Save it as JPEG or PNG") from None
+    except Image.DecompressionBombError:
+        raise ValueError(f"cannot be decoded. {PIXEL_LIMITS} It has more") from None
+    except Exception as error:  # Pillow's readers raise errors of any kind for damaged files
+        raise ValueError(_damaged(error)) from None
+    with image:
+        return pillow_pixels(image)
+
+
+def pillow_pixels(image: Any) -> np.ndarray:
+    """Return a Pillow image as uint8 (height, width, 3), turned upright by its EXIF orientation.
+
+    Colours are those of TensorFlow's decoders: 16 bits give the high byte, transparency is dropped. Values of the modes
+    I and F are pixels from 0 to 255.
+    """
+    width, height = image.size
+    if not (0 < height * width <= MAX_PIXELS and max(height, width) <= MAX_SIDE):
+        raise ValueError(f"cannot be decoded. {PIXEL_LIMITS} Received: height and width {height} x {width}")
+    try:
+        image.load()
+    except Exception as error:
+        raise ValueError(_damaged(error)) from None
+    colours = _in_colour(image)
+    exif = image.info.get("exif")  # read by Pillow from the file; TIFF images are turned when they are loaded
+    if not isinstance(exif, bytes) or image.format == "PNG":  # that of a PNG file is not read in graphs either
+        return colours
+    return np.asarray(turn_upright(colours, exif_orientation(exif)))
+
+
+def _damaged(error: Exception) -> str:
+    return f"is a damaged image: {str(error) or type(error).__name__}"
+
+
+def _in_colour(image: Any) -> np.ndarray:
+    if image.mode == "CMYK":
+        if image.format == "JPEG" and "adobe" not in image.info:
+            raise ValueError(f"cannot be decoded. {NO_ADOBE}")
+        inks = 255 - np.asarray(image, np.uint16)
+        return (inks[..., :3] * inks[..., 3:] // 255).astype(np.uint8)  # libjpeg's rounding
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS):
+        return _grey(np.asarray(image) >> 8)
+    if image.mode in ("I", "F"):
+        return _grey(_checked(np.asarray(image), image.mode))
+    with_alpha = {"La": "LA", "RGBa": "RGBA"}.get(image.mode)  # colours multiplied by their opacity
+    try:
+        return np.asarray((image.convert(with_alpha) if with_alpha else image).convert("RGB"))
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"has mode {image.mode}, which Pillow does not convert to RGB: {error}") from None
+
+
+def _grey(values: np.ndarray) -> np.ndarray:
+    return np.repeat(values.astype(np.uint8)[..., None], 3, axis=-1)
+
+
+def _checked(values: np.ndarray, mode: str) -> np.ndarray:
+    low, high = float(values.min()), float(values.max())
+    if not (low >= 0 and high <= 255) or (mode == "F" and 0 < high <= 1):
+        raise ValueError(
+            f"has mode {mode}, whose values must be pixels from 0 to 255: scale them. Received: {low:g}..{high:g}"
+        )
+    return values

@@ -1,0 +1,290 @@
+"""Run a whole training: build the parts, restore them, train, evaluate, write the model."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from keras_vit._util import html
+from keras_vit._util.progress import counter, print_line
+from keras_vit.dense.model import DenseModel
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train import prepare, strategies
+from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe import recipe as load_recipe
+from keras_vit.train.checkpoints import Checkpoints, exclusive, make_folder, read_run
+from keras_vit.train.data.sources import open_data
+from keras_vit.train.data.split import Data, DataRequest
+from keras_vit.train.distill import Teacher, load_teacher
+from keras_vit.train.log_files import Log, MetricLogger, plot
+from keras_vit.train.loop import Best, HeldOut, Stop, save_model, train
+from keras_vit.train.probe import Probe
+from keras_vit.train.step import TrainState
+
+# Fields that a continued run may change, because they do not influence the weights. The exception is accumulation: it
+# changes rounding and dropout masks, but so does another number of devices, which may need another accumulation.
+CHANGEABLE_FIELDS = (
+    "accumulation",
+    "log_steps",
+    "checkpoint_steps",
+    "checkpoint_minutes",
+    "keep",
+    "eval_steps",
+    "steps_per_call",
+)
+FINISHED = (
+    "{folder} is finished: all {total:,} steps are done. To train longer, start a new run from its weights: "
+    "keras-vit train --continue-from {folder} --steps N, or train.run(continue_from=...)."
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of a training run.
+
+    Args:
+        model: with the final weights or their moving averages, outside of any strategy; after masked_patch the encoder.
+        recipe: the recipe that was used.
+        metrics: results of the last evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
+        history: lines that this process logged: dicts with "step" and metrics.
+        steps: number of steps done, those before a restart included.
+        images_per_second: training speed, in this process.
+        skipped: number of training images that were left out because they cannot be decoded, of those that this
+            process has read: a run that ends within its first epoch does not read all.
+        unread: number of other files and folders in the class folders of a folder, which are not read.
+        out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
+        stopped: whether a signal ended the run early; the same call continues it.
+        best: the best evaluation of the run, and the file of its model; None without held-out images.
+
+    Example:
+        >>> import dataclasses
+        >>> [field.name for field in dataclasses.fields(keras_vit.train.Result)][:3]
+        ['model', 'recipe', 'metrics']
+    """
+
+    model: VisionTransformer | DenseModel
+    recipe: Recipe
+    metrics: dict[str, float]
+    history: list[dict[str, float]]
+    steps: int
+    images_per_second: float
+    skipped: int
+    unread: int
+    out: str | None
+    stopped: bool
+    best: Best | None = None
+
+    def _repr_html_(self) -> str:
+        """Return the results as a table for notebooks."""
+        best = f"step {self.best.step:,}, {self.best.path or 'not saved'}" if self.best else None
+        values = {
+            **{name: f"{value:.4f}" for name, value in self.metrics.items()},
+            "steps": f"{self.steps:,}" + " (stopped: the same call resumes the run)" * self.stopped,
+            "best model": best,
+            "images/s": f"{self.images_per_second:,.0f}",
+            "unreadable images": self.skipped or None,
+            "folder": self.out,
+        }
+        return html.facts(self.recipe.name, values)
+
+
+def run(
+    recipe: Recipe | str | os.PathLike[str] | None = None,
+    *,
+    model: str | os.PathLike[str] | ViTConfig | VisionTransformer | DenseModel | None = None,
+    data: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    teacher: str | os.PathLike[str] | VisionTransformer | None = None,
+    continue_from: str | os.PathLike[str] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    strategy: str | tf.distribute.Strategy = "auto",
+    data_dir: str | os.PathLike[str] | None = None,
+    train_split: str | None = None,
+    eval_split: str | None = None,
+    on_bad_image: str = "skip",
+    progress: bool = True,
+) -> Result:
+    """Train a model by a recipe; with the `out` of a run that was stopped or killed, continue that run.
+
+    A continued run ends with the same weights, bit for bit, as one that was not interrupted.
+
+    Args:
+        recipe: such as `train.recipe("finetune", steps=500)`, or what that function takes, such as "segment-folder";
+            with `continue_from`, None takes that run's.
+        model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
+        data: a data set of tensorflow-datasets, a folder of folders of images, a folder of images/ and masks/ or
+            depth/, a folder of prepared records, or {"train": (images, labels), "evaluation": (images, labels)}: uint8
+            (n, height, width, channels), and integers (n,), zeros and ones (n, classes), or maps (n, height, width),
+            integers for classes and floats for metres. "digits" is the data set that comes with the package. With
+            `continue_from`, None takes that run's.
+        out: folder for model, log and checkpoints; None writes no files.
+        weights: initial weights for a model's name: a tag of its card, a path or a URL.
+        teacher: model that this one learns from, for recipes such as "distill": a name of the zoo, a path, the folder
+            of a run, or a model. It may have another family, resolution and patch size. With `continue_from`, None
+            takes that run's.
+        continue_from: folder of another run, in place of `model`: a new run begins with its last weights and keeps its
+            head. Steps, schedule and optimizer begin anew.
+        changes: fields of the recipe to change, such as {"steps": 500}.
+        strategy: name as for `train.strategy`, or its result.
+        data_dir: where tensorflow-datasets keeps prepared data; None for its default folder.
+        train_split: part to train on: a split such as "train[:90%]", the name of a sub-folder, or "all" of a folder.
+        eval_split: part to evaluate on, in the same form.
+        on_bad_image: "skip" leaves out files of a folder that cannot be decoded, counts them, and names them in a
+            warning at the end; "fail" raises an error at the first.
+        progress: whether to write to standard error: a progress bar on a terminal, and a line for each evaluation.
+
+    Raises:
+        ValueError: An argument is not valid; before the first step.
+        DivergedError: Loss or weights are not finite; earlier checkpoints are kept.
+        CheckpointError: `out` holds a run with another recipe, model or data, or only damaged checkpoints.
+
+    Example:
+        >>> config = keras_vit.ViTConfig.from_name("Ti/8", image_size=16, num_layers=1, hidden_size=12)
+        >>> recipe = keras_vit.train.recipe("digits", steps=1, batch_size=8, optimizer="sgd", xla=False)
+        >>> images, labels = np.zeros((8, 16, 16, 3), "uint8"), np.arange(8)
+        >>> result = keras_vit.train.run(recipe, model=config, data={"train": (images, labels)}, progress=False)
+        >>> result.steps, result.stopped
+        (1, False)
+    """
+    strategies.check_backend()
+    devices = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
+    request = DataRequest(
+        data=data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
+    )
+    earlier = None
+    if isinstance(recipe, str | os.PathLike):
+        recipe = load_recipe(recipe)
+    if not isinstance(recipe, Recipe | None):
+        raise ValueError(f"recipe must be a Recipe: write train.recipe(name). Received: {recipe!r:.200}")
+    if continue_from is not None:
+        if model is not None or weights is not None:
+            raise ValueError(
+                f"Give model or continue_from, not both. Received: {model or weights!r:.200}, {continue_from}"
+            )
+        earlier = read_run(continue_from, out)
+        recipe = recipe.replace(reset_head=False) if recipe else earlier.recipe
+        model, request = earlier.model, earlier.complete(request)
+        teacher = earlier.teacher if teacher is None else teacher
+    if recipe is None or model is None:
+        raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r:.200}, {model!r:.200}")
+    recipe = recipe.replace(**changes) if changes else recipe
+    if request.data is None:
+        raise ValueError(
+            "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "
+            "Received: None"
+        )
+    chosen = prepare.choose_model(recipe, model, weights)
+    loaded_teacher = load_teacher(recipe, teacher)
+    needs_labels = not recipe.has_teacher or recipe.label_weight > 0
+    dataset = open_data(dataclasses.replace(request, needs_labels=needs_labels))
+    if loaded_teacher and recipe.trains_head:
+        dataset = loaded_teacher.match(dataset)
+    if earlier is not None:
+        earlier.check_classes(dataset)
+    say = print_line if progress and strategies.is_chief(devices) else lambda _: None
+    if recipe.optimizer == "least_squares":  # no steps
+        probe = Probe(recipe, chosen, dataset, devices, say)
+        return _run(probe, dataset, request, None, out=out, say=say, progress=progress)
+    state, dataset = prepare.build_state(recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, say=say)
+    return _run(state, dataset, request, loaded_teacher, out=out, say=say, progress=progress)
+
+
+def _run(
+    state: TrainState | Probe,
+    dataset: Data,
+    request: DataRequest,
+    teacher: Teacher | None,
+    *,
+    out: str | os.PathLike[str] | None,
+    say: Callable[[str], None],
+    progress: bool,
+) -> Result:
+    """Restore the newest checkpoint, train to the end, and write the files of the run."""
+    folder = None if out is None else make_folder(out)
+    is_chief, is_probe = strategies.is_chief(state.strategy), isinstance(state, Probe)
+    own_folder = folder if is_chief else None
+    with contextlib.ExitStack() as stack:
+        if own_folder is not None:
+            stack.enter_context(exclusive(own_folder))
+        stop = stack.enter_context(Stop())
+        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher)
+        restored = checkpoints.restore() if checkpoints else None
+        log = Log(own_folder, last_step=None if is_probe else restored) if own_folder is not None else None
+        if isinstance(state, Probe):
+            if restored:
+                say(f"{folder} continues after {restored:,} of {state.total:,} images.")
+            found = state.run(checkpoints, log, stop, say=say, show=progress)
+        else:
+            held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, say=say)
+            done, total = restored or 0, state.total_steps
+            bar = stack.enter_context(
+                counter("Training", total=total, done=done, show=progress and is_chief and done < total)
+            )
+            logger = MetricLogger(log, bar, metrics=state.metrics, batch_size=state.recipe.batch_size)
+            if done >= total:  # the log of a finished run has these metrics already
+                say(FINISHED.format(folder=folder, total=total))
+                metrics: dict[str, float] | None = held_out.evaluate(total, keep=False)
+            else:
+                if done:
+                    say(f"{folder} continues after step {done:,} of {total:,}.")
+                elif prepare.changes_length(state.recipe):
+                    say(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
+                metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
+            found = {
+                "model": held_out.final_model(),
+                "metrics": metrics or {},
+                "history": logger.history,
+                "steps": int(state.step.numpy()),
+                "images_per_second": logger.images_per_second,
+                "stopped": metrics is None,
+                "best": held_out.best,
+            }
+        if log:
+            log.close()
+        if own_folder is not None and not found["stopped"]:
+            save_model(found["model"], f"{own_folder}/model.keras")
+            if not is_probe and importlib.util.find_spec("matplotlib"):  # the extra `plots`
+                plot(own_folder)
+    split = dataset.training_split()
+    split.warn_skipped()
+    return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **found)
+
+
+def _open_checkpoints(
+    folder: str,
+    state: TrainState | Probe,
+    data: Data,
+    request: DataRequest,
+    teacher: Teacher | None,
+) -> Checkpoints:
+    """Return the checkpoints of a run, which the first worker writes."""
+    facts: dict[str, Any] = {
+        "recipe": state.recipe.to_dict(),
+        "model": state.model.config.to_dict(),
+        **({"head": state.model.head.to_dict()} if isinstance(state.model, DenseModel) else {}),
+        "data": {
+            "name": data.name,
+            "count": data.training_split().count,
+            "num_classes": data.num_classes,
+            "arguments": request.stored(),  # for another run that continues from this one
+        },
+    } | ({"teacher": teacher.facts()} if teacher else {})
+    if isinstance(state, Probe):  # features of two models must not mix; a run's own checkpoints have its weights
+        facts["weights"] = state.fingerprint()
+    return Checkpoints(
+        f"{folder}/checkpoints",
+        state.variables,
+        keep=state.recipe.keep,
+        facts=facts,
+        may_differ=["data.arguments", "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
+        # Earlier versions did not always keep the class names, and had no maps.
+        may_be_added=["model.labels", "recipe.head", "recipe.max_depth"],
+        writes=strategies.is_chief(state.strategy),
+    )

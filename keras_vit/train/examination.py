@@ -1,0 +1,252 @@
+"""Examine a classifier image by image: accuracy of each class, confusions, and the worst mistakes, as HTML and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit._util import html
+from keras_vit._util.checks import check_counts
+from keras_vit._util.files import replacing
+from keras_vit._util.progress import track
+from keras_vit.model.task import Classification
+from keras_vit.train import strategies
+from keras_vit.train.data import sources
+from keras_vit.train.data.pipeline import ModelInput, decode
+from keras_vit.train.data.split import Split
+from keras_vit.train.evaluation import choose_strategy, collect_images, distribute_batches, open_held_out, replicate
+
+WORST = 24  # mistakes on a contact sheet
+MATRIX_CLASSES = 30  # that a page shows as a matrix; of more it lists the most frequent confusions
+PICTURE_SIDE = 192  # pixels of the longer side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """The predictions of a classifier for every image of a split, as `examine` returns them.
+
+    Args:
+        data: name of the data set and the split.
+        classes: names of the model's classes.
+        images: names of the images.
+        labels: int64 (images,), the right classes.
+        predicted: int64 (images,), the predicted ones.
+        probabilities: float32 (images, 2), 0..1, of the predicted class and of the right one.
+        split: the images themselves.
+        indices: int64 (images,), their numbers in the split.
+
+    Example:
+        >>> from keras_vit import digits
+        >>> data, model = digits.load(), keras_vit.zoo.load("digits")
+        >>> found = keras_vit.train.examine(model, {"evaluation": (data.test_images, data.test_labels)})
+        >>> found.confusion.shape, int(found.confusion.sum()), found.accuracy
+        ((10, 10), 360, 0.9916666666666667)
+        >>> found.by_class()[0]["class"], found.confusions()[0]["images"], len(found.mistakes())
+        ('zero', 1, 3)
+        >>> found.to_dict()["images"]
+        360
+        >>> sorted(path.name for path in found.write("examined"))
+        ['examination.html', 'examination.json']
+    """
+
+    data: str
+    classes: Sequence[str]
+    images: Sequence[str]
+    labels: np.ndarray
+    predicted: np.ndarray
+    probabilities: np.ndarray
+    split: Split
+    indices: np.ndarray
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the images whose predicted class is right, 0..1."""
+        return float(np.mean(self.labels == self.predicted))
+
+    @property
+    def confusion(self) -> np.ndarray:
+        """Numbers of images, int64 (classes, classes): a row for each right class, a column for each predicted one."""
+        matrix = np.zeros((len(self.classes),) * 2, np.int64)
+        np.add.at(matrix, (self.labels, self.predicted), 1)
+        return matrix
+
+    def mistakes(self, most: int | None = None) -> list[dict[str, Any]]:
+        """Return the wrongly classified images, those with the least probability of the right class first.
+
+        Args:
+            most: number of mistakes to return; None returns all.
+        """
+        return [self._row(place) for place in self._worst(most)]
+
+    def by_class(self) -> list[dict[str, Any]]:
+        """Return a row for each class that occurs: its images, the share that is right, and its commonest mistake."""
+        rows = []
+        for number, counts in enumerate(self.confusion):
+            if count := int(counts.sum()):
+                right, counts[number] = int(counts[number]), 0
+                mistaken = self.classes[int(counts.argmax())] if counts.any() else None
+                name = self.classes[number]
+                rows.append({"class": name, "images": count, "accuracy": right / count, "mistaken_for": mistaken})
+        return rows
+
+    def confusions(self) -> list[dict[str, Any]]:
+        """Return the pairs of a right class and another that was predicted, the most frequent first."""
+        matrix = self.confusion
+        np.fill_diagonal(matrix, 0)
+        pairs = np.argwhere(matrix).tolist()
+        pairs.sort(key=lambda pair: -matrix[*pair])
+        return [
+            {"class": self.classes[one], "predicted": self.classes[other], "images": int(matrix[one, other])}
+            for one, other in pairs
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the results as a dictionary that JSON can hold."""
+        return {
+            "data": self.data,
+            "images": len(self.labels),
+            "accuracy": self.accuracy,
+            "classes": self.by_class(),
+            "confusions": self.confusions(),
+            "mistakes": self.mistakes(),
+        }
+
+    def write(self, folder: str | os.PathLike[str], *, predictions: bool = False) -> list[Path]:
+        """Write `examination.html`, `examination.json` and, if asked, `predictions.csv`; return the paths.
+
+        Args:
+            folder: created if it does not exist; files of these names are replaced.
+            predictions: whether to write a row for each image.
+        """
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        texts = {"examination.html": self._page(), "examination.json": json.dumps(self.to_dict(), indent=2) + "\n"}
+        if predictions:
+            table = io.StringIO()
+            writer = csv.DictWriter(table, self._row(0))
+            writer.writeheader()
+            writer.writerows(map(self._row, range(len(self.labels))))
+            texts["predictions.csv"] = table.getvalue()
+        for name, text in texts.items():
+            with replacing(target / name) as file:
+                file.write(text.encode())
+        return [target / name for name in texts]
+
+    def _worst(self, most: int | None) -> np.ndarray:
+        wrong = np.flatnonzero(self.labels != self.predicted)
+        return wrong[np.argsort(self.probabilities[wrong, 1], kind="stable")][:most]
+
+    def _row(self, place: int) -> dict[str, Any]:
+        return {
+            "image": self.images[place],
+            "class": self.classes[self.labels[place]],
+            "predicted": self.classes[self.predicted[place]],
+            "probability": float(self.probabilities[place, 0]),
+            "probability_of_class": float(self.probabilities[place, 1]),
+        }
+
+    def _page(self) -> str:
+        worst = self._worst(WORST)
+        wanted, pictures = self.indices[worst], {}
+        for example in self.split.iterate_once(only=wanted) if len(worst) else ():
+            pixels = np.asarray(decode(example["image"])).squeeze()
+            pictures[int(example["index"])] = html.data_uri(html.thumbnail(pixels, PICTURE_SIDE))
+        used = np.flatnonzero(self.confusion.sum(axis=0) + self.confusion.sum(axis=1))
+        is_shown = len(used) <= MATRIX_CLASSES
+        environment = html.environment()
+        return environment.get_template("examination.html").render(
+            examined=self,
+            worst=[(self._row(place), pictures[index]) for place, index in zip(worst, wanted.tolist(), strict=True)],
+            names=[self.classes[number] for number in used.tolist()] if is_shown else [],
+            matrix=self.confusion[np.ix_(used, used)].tolist() if is_shown else [],
+            confusions=[tuple(row.values()) for row in self.confusions()[:MATRIX_CLASSES]],
+        )
+
+    def _repr_html_(self) -> str:
+        """Return a table of the classes for notebooks."""
+        rows = {row["class"]: f"{row['accuracy']:.2%} of {row['images']:,}" for row in self.by_class()}
+        return html.facts(str(self), rows)
+
+    def __str__(self) -> str:
+        right = int(np.trace(self.confusion))
+        return f"{self.data}: {right:,} of {len(self.labels):,} images are right ({self.accuracy:.2%})"
+
+
+def examine(
+    model: keras.Model,
+    data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data,
+    *,
+    split: str | None = None,
+    batch_size: int = 64,
+    strategy: str | tf.distribute.Strategy = "auto",
+    data_dir: str | os.PathLike[str] | None = None,
+    on_bad_image: str = "skip",
+    progress: bool = False,
+) -> Examination:
+    """Classify every image of a split, and compare the predictions with the labels one by one.
+
+    Args:
+        model: a classifier, as for `evaluate`.
+        data: as for `evaluate`, with one class for each image.
+        split: as for `evaluate`.
+        batch_size: images per call on each device.
+        strategy: as for `evaluate`; several workers are not supported.
+        data_dir: folder of tensorflow-datasets' prepared data; None is its default.
+        on_bad_image: "skip" leaves out files that cannot be decoded; "fail" raises an error.
+        progress: whether to draw a progress bar.
+
+    Raises:
+        TypeError: `model` is not a Keras model.
+        ValueError: as for `evaluate`; or images have several labels, or maps.
+
+    Example:
+        >>> from keras_vit import digits
+        >>> data, model = digits.load(), keras_vit.zoo.load("digits")
+        >>> found = keras_vit.train.examine(model, {"evaluation": (data.test_images, data.test_labels)})
+        >>> print(found)
+        arrays, evaluation: 357 of 360 images are right (99.17%)
+        >>> [(row["class"], row["predicted"]) for row in found.mistakes(1)]
+        [('nine', 'four')]
+    """
+    strategies.check_backend()
+    model_input = ModelInput.from_model(model)
+    check_counts(batch_size=batch_size)
+    opened, held_out, task, _ = open_held_out(model, data, split, data_dir, on_bad_image)
+    if type(task) is not Classification or opened.multi_label:
+        raise ValueError(f"examine needs one class for each image, and no maps. Received: {opened.name}")
+    devices = choose_strategy(model, strategy)
+    if strategies.has_workers(devices):
+        raise ValueError("examine runs on one machine. Received: a strategy of several workers")
+    network = replicate(model, devices)
+
+    def of_batch(batch: dict[str, Any]) -> tuple[Any, ...]:
+        logits = tf.cast(network(batch["image"], training=False), tf.float32)
+        return logits, tf.argmax(batch["label"], axis=1)
+
+    batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
+    total = ceil(held_out.count / (batch_size * devices.num_replicas_in_sync))
+    shown = track(batches, "Examining", total=total, show=progress)
+    logits, labels, indices = collect_images(devices, of_batch)(shown)
+    shares, predicted = task.exported_output("probabilities", logits), logits.argmax(axis=1)
+    chosen = np.stack([predicted, labels], axis=1)
+    return Examination(
+        data=f"{opened.name}, {opened.eval_split}" if opened.eval_split else opened.name,
+        classes=task.class_names() or [str(number) for number in range(task.num_classes)],
+        images=[held_out.name_of(int(index)) for index in indices],
+        labels=labels,
+        predicted=predicted,
+        probabilities=np.take_along_axis(shares, chosen, axis=1),
+        split=held_out,
+        indices=indices,
+    )

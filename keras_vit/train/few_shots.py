@@ -1,0 +1,237 @@
+"""Few-shot evaluation: linear heads solved in closed form from a few images of each class.
+
+The regression maps standardised features to targets of -1 and 1. Follows big_vision's `evaluators/fewshot_lsr.py`, in
+float64. Cross-validation chooses the strength of the regularisation and the scale that turns scores into logits.
+"""
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.task import Classification
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train import strategies
+from keras_vit.train.data import sources
+from keras_vit.train.data.pipeline import ModelInput
+from keras_vit.train.data.split import check_kind
+from keras_vit.train.evaluation import choose_strategy, collect_images, distribute_batches, replicate
+
+BIAS = 100.0  # the constant feature for the bias, so large that the regularisation hardly affects the bias
+MIN_DEVIATION = 1e-5  # added to the standard deviation of every feature, which is 0 for a constant one
+FOLDS = 5
+STRENGTHS = tuple(2.0**k for k in range(-12, 9, 2))  # of the regularisation, for each image
+SCALES = tuple(2.0 ** (k / 4) for k in range(-4, 29))  # of the scores, which are about -1 and 1: 0.5 to 128
+
+
+class LeastSquares:
+    """The regression of features (images, width) to 1 for an image's label (images,) and -1 for all other classes."""
+
+    def __init__(self, features: npt.ArrayLike, labels: npt.ArrayLike, *, num_classes: int) -> None:
+        x = np.asarray(features, np.float64)
+        self._mean, self._deviation = x.mean(axis=0), x.std(axis=0) + MIN_DEVIATION
+        x = self._standardise(x)
+        y = 2.0 * np.eye(num_classes)[np.asarray(labels)] - 1.0
+        # (x'x + l2)^-1 x'y == x'(xx' + l2)^-1 y: the smaller of the two matrices is decomposed.
+        is_tall = len(x) >= x.shape[1]
+        self._values, vectors = np.linalg.eigh(x.T @ x if is_tall else x @ x.T)
+        self._left = vectors if is_tall else x.T @ vectors
+        self._right = vectors.T @ (x.T @ y if is_tall else y)
+
+    def scores(self, features: npt.ArrayLike, l2: float) -> np.ndarray:
+        """Return the scores (images, classes) of features (images, width), float64; `l2` > 0 takes two products."""
+        return self._standardise(features) @ self._weights(l2)
+
+    def head(self, l2: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the kernel (width, classes) and the bias (classes,) that give the scores of plain features."""
+        *weights, constant = self._weights(l2)
+        kernel = np.asarray(weights) / self._deviation[:, None]
+        return kernel, BIAS * constant - self._mean @ kernel
+
+    def _weights(self, l2: float) -> np.ndarray:
+        return (self._left / (self._values + l2)) @ self._right
+
+    def _standardise(self, features: npt.ArrayLike) -> np.ndarray:
+        """Return standardised features and, as the last column, the bias."""
+        standardised = (np.asarray(features, np.float64) - self._mean) / self._deviation
+        return np.pad(standardised, ((0, 0), (0, 1)), constant_values=BIAS)
+
+
+class Candidate(NamedTuple):
+    """A strength of the regularisation for each image, and its results on images that its fits had not seen."""
+
+    strength: float
+    scale: float  # of the scores, with which their cross-entropy is the lowest
+    loss: float  # mean cross-entropy in nats
+    accuracy: float
+
+
+def cross_validate(
+    features: np.ndarray, labels: np.ndarray, *, num_classes: int, seed: int, strengths: Sequence[float] = STRENGTHS
+) -> list[Candidate]:
+    """Measure each strength: every fifth of the images, with a fifth of each class, is predicted from the others."""
+    count = len(labels)
+    order = np.random.default_rng(seed).permutation(count)
+    folds = np.empty(count, np.int64)
+    folds[order[np.argsort(labels[order], kind="stable")]] = np.arange(count) % FOLDS
+    scores = np.zeros((len(strengths), count, num_classes))
+    for number in range(min(FOLDS, count)):
+        seen = folds != number
+        fit = LeastSquares(features[seen], labels[seen], num_classes=num_classes)
+        for place, strength in enumerate(strengths):
+            scores[place, ~seen] = fit.scores(features[~seen], strength * seen.sum())
+    return [_candidate(strength, each, labels) for strength, each in zip(strengths, scores, strict=True)]
+
+
+def _candidate(strength: float, scores: np.ndarray, labels: np.ndarray) -> Candidate:
+    # One more image with a wrong label keeps the scale finite where all images are right.
+    targets = np.full(scores.shape, 1 / (len(labels) + 1) / scores.shape[1])
+    targets[np.arange(len(labels)), labels] += len(labels) / (len(labels) + 1)
+    scores = scores - scores.max(axis=1, keepdims=True)
+
+    def loss(scale: float) -> float:
+        logits = scale * scores
+        return float(np.mean(np.log(np.exp(logits).sum(axis=1)) - (targets * logits).sum(axis=1)))
+
+    scale = min(SCALES, key=loss)
+    return Candidate(strength, scale, loss(scale), float(np.mean(scores.argmax(axis=1) == labels)))
+
+
+SHOTS = (1, 5, 10, 25)
+
+
+def few_shot(
+    model: keras.Model,
+    data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data,
+    *,
+    shots: Sequence[int] = SHOTS,
+    l2: float = 2.0**10,
+    seed: int = 0,
+    layer: str = "pre_logits",
+    batch_size: int = 64,
+    strategy: str | tf.distribute.Strategy = "auto",
+    preprocessing: Preprocessing | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    on_bad_image: str = "skip",
+) -> dict[int, float]:
+    """Measure a linear classifier on held-out images after fitting it to a few training images of each class.
+
+    Images are drawn without replacement; more shots include the images of fewer. Published figures are means over
+    several seeds, because accuracy from one image per class varies much between draws.
+
+    Args:
+        model: its features are used, its head is not.
+        data: as in `evaluate`, with a training and a held-out split.
+        shots: images per class; if a class has fewer, all are used, with a warning.
+        l2: strength of the L2 regularisation, above 0.
+        seed: seed for the choice of images.
+        layer: the layer whose output (batch, width) is the feature: a name in `VisionTransformer.feature_names`, or
+            the name of a layer of another Keras model.
+        batch_size: images per call on each device.
+        strategy: the devices that compute features, as in `evaluate`.
+        preprocessing: None takes the model's own.
+        data_dir: folder of tensorflow-datasets' prepared data; None is its default.
+        on_bad_image: "skip" leaves out files that cannot be decoded; "fail" raises an error.
+
+    Returns:
+        The accuracy, 0..1, for each number of shots.
+
+    Raises:
+        ValueError: the data lack a training or a held-out split or have several labels per image, the layer does not
+            exist or does not return (batch, width), shots are below 1, or l2 is not above 0.
+
+    Example:
+        >>> from keras_vit import digits
+        >>> data, model = digits.load(), keras_vit.zoo.load("digits")
+        >>> train = data.train_images[:50], data.train_labels[:50]
+        >>> held_out = data.test_images[:50], data.test_labels[:50]
+        >>> keras_vit.train.few_shot(model, {"train": train, "evaluation": held_out}, shots=(1,))[1] > 0.9
+        True
+    """
+    strategies.check_backend()
+    counts = sorted(set(shots))
+    if not counts or counts[0] < 1 or not l2 > 0:
+        raise ValueError(f"shots must be integers >= 1, and l2 above 0. Received: {tuple(shots)} and {l2}")
+    opened = sources.open_data(data, data_dir=data_dir, on_bad_image=on_bad_image)
+    check_kind(opened, Classification(num_classes=0))
+    if opened.train is None or opened.evaluation is None or opened.multi_label:
+        raise ValueError(
+            f"Few-shot needs a training and a held-out split with one label per image. Received: {opened.name}"
+        )
+    devices = choose_strategy(model, strategy)
+    read = functools.partial(
+        distribute_batches,
+        strategy=devices,
+        batch_size=batch_size,
+        model_input=ModelInput.from_model(model, preprocessing),
+        task=opened.task,
+    )
+    collect = feature_collector(replicate(model, devices), layer, devices)
+    train, classes = opened.train, opened.num_classes
+    drawn = draw_images(train.labels(), counts[-1], num_classes=classes, seed=seed, is_readable=train.is_readable)
+    used = np.unique(np.concatenate(drawn))
+    features, labels, indices = collect(read(train, only=used))
+    test_features, test_labels, _ = collect(read(opened.evaluation))
+    accuracy = {}
+    for count in counts:
+        mask = np.isin(indices, np.concatenate([images[:count] for images in drawn]))
+        regression = LeastSquares(features[mask], labels[mask], num_classes=classes)
+        accuracy[count] = float(np.mean(regression.scores(test_features, l2).argmax(axis=1) == test_labels))
+    return accuracy
+
+
+def draw_images(
+    labels: npt.ArrayLike,
+    shots: int,
+    *,
+    num_classes: int,
+    seed: int,
+    is_readable: Callable[[int], bool] = lambda index: True,
+) -> list[np.ndarray]:
+    """Return for each class the indices of its drawn images (all if it has fewer, with a warning), as big_vision.
+
+    Another image is drawn in place of one that is not readable.
+    """
+    random, labels = np.random.default_rng(seed), np.asarray(labels)
+    permuted = (random.permutation(np.flatnonzero(labels == number)).tolist() for number in range(num_classes))
+    drawn = [np.array([*islice(filter(is_readable, images), shots)], np.int64) for images in permuted]
+    if empty := [number for number, images in enumerate(drawn) if not len(images)]:
+        raise ValueError(f"Few-shot needs an image of every class; these have none: {empty[:10]} of {num_classes}")
+    if small := [number for number, images in enumerate(drawn) if len(images) < shots]:
+        warnings.warn(
+            f"keras_vit: {len(small)} of {num_classes} classes have fewer than {shots} images, class {small[0]} "
+            f"{len(drawn[small[0]])}; all of them are used.",
+            stacklevel=3,
+        )
+    return drawn
+
+
+def feature_collector(
+    model: keras.Model, layer: str, devices: tf.distribute.Strategy
+) -> Callable[[Any], list[np.ndarray]]:
+    """Return a function from distributed batches to features, classes and indices of all images, in their order.
+
+    The model has its weights on all devices; the features are the output (batch, width) of a layer.
+    """
+    if isinstance(model, VisionTransformer):
+        features = lambda images: model.features(images, [layer])[layer]  # noqa: E731
+    elif layer in (names := [known.name for known in model.layers]):
+        features = keras.Model(model.inputs, model.get_layer(layer).output)
+    else:
+        raise ValueError(f"layer must be one of {names}. Received: {layer!r:.200}")
+    extract = tf.function(lambda images: tf.cast(features(images), tf.float32))
+    shape = extract.get_concrete_function(tf.TensorSpec(model.input_shape)).output_shapes
+    if shape.rank != 2:
+        raise ValueError(
+            f"A linear classifier needs a layer that returns (batch, width). Received: {layer!r:.200}, "
+            f"which returns {shape}"
+        )
+    return collect_images(devices, lambda batch: (extract(batch["image"]), tf.argmax(batch["label"], axis=1)))

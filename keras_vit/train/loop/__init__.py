@@ -1,1 +1,0 @@
-"""Run a whole training: parts, loop, checkpoints and logs."""

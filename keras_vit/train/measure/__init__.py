@@ -1,1 +1,0 @@
-"""Evaluation, few-shot accuracy, and the plan of memory and time."""

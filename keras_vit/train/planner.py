@@ -1,0 +1,389 @@
+"""Plan the memory and the accumulation of a training step.
+
+Parameters are exact. Arithmetic is that of matrix products and convolutions. Memory is an estimate: every layer says
+which tensors TensorFlow's gradients keep of it for the backward pass (XLA keeps fewer). Time follows from the
+arithmetic and an assumed utilization.
+"""
+
+import dataclasses
+import functools
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from keras_vit._util.checks import check_counts, given, one_of
+from keras_vit._util.text import byte_size
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import count, layer_costs, symbolic_model
+from keras_vit.model.layers import EncoderBlock
+from keras_vit.model.sizes import canonical_name
+from keras_vit.train._recipe import Recipe
+
+OPTIMIZERS = {"sgd": 0, "adamw": 1}  # float32 values per parameter, besides the momentum
+BYTES = {"float32": 4, "bfloat16": 2, "mixed_bfloat16": 2}
+PRECISIONS = ("float32", "mixed_bfloat16")
+MOMENTUM_DTYPES = ("float32", "bfloat16")
+FLOAT32 = 4  # bytes per value of weights, gradients and statistics, at every precision
+
+# Attribute of Plan: its name in the printed table.
+PARTS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "ema": "moving average",
+    "casts": "weights in bfloat16",
+    "activations": "activations",
+    "working": "gradient of one block",
+    "images": "images",
+    "teacher": "teacher",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The requirements of a training run, as `plan` estimates them. Bytes are those of one device.
+
+    Attributes:
+        name: name of the model.
+        image_size: (height, width) in pixels.
+        batch_size: images per step on all devices together.
+        devices: number of devices.
+        micro_batch: images that one device processes at once.
+        setting: devices, optimizer, precision and options, in words.
+        parameters: exact number.
+        forward_flops: operations for one image; a multiply-add counts as two.
+        step_flops: operations of a training step; the backward pass costs twice the forward pass.
+        weights, gradients, optimizer, ema, casts: bytes; casts are the weights in bfloat16.
+        activations: bytes saved from the forward to the backward pass of one micro-batch.
+        working: bytes of temporary tensors in the backward pass of one block.
+        images: bytes of the device's batch.
+        teacher: bytes of a teacher's weights, and of the tensors of one of its blocks; 0 without a teacher.
+        step_seconds: None without a device's peak.
+        rate: assumption behind `step_seconds`, in words.
+
+    Example:
+        >>> keras_vit.train.plan("B/16", batch_size=256, devices=4).to_dict()["micro_batch"]
+        64
+    """
+
+    name: str
+    image_size: tuple[int, int]
+    batch_size: int
+    devices: int
+    micro_batch: int
+    setting: str
+    parameters: int
+    forward_flops: int
+    step_flops: int
+    weights: int
+    gradients: int
+    optimizer: int
+    ema: int
+    casts: int
+    activations: int
+    working: int
+    images: int
+    teacher: int
+    step_seconds: float | None
+    rate: str
+
+    @property
+    def total(self) -> int:
+        """Bytes that a device needs, as if all parts were needed at the same time."""
+        return sum(getattr(self, part) for part in PARTS)
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Images per second on all devices together; None without a device's peak."""
+        return None if self.step_seconds is None else self.batch_size / self.step_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes, `total` and `images_per_second` as a dictionary that JSON can hold."""
+        derived = {"total": self.total, "images_per_second": self.images_per_second}
+        return {**dataclasses.asdict(self), **derived}
+
+    def __str__(self) -> str:
+        rows = (f"{label:24}{value:>20}  {note}".rstrip() for label, value, note in self._rows())
+        return "\n".join([self._title(), *rows])
+
+    def _title(self) -> str:
+        height, width = self.image_size
+        return f"{self.name} at {height}x{width}, batch {self.batch_size:,} on {self.setting}"
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (label, value, note)."""
+        yield "parameters", f"{self.parameters:,}", "exact"
+        yield "one image, forward", f"{self.forward_flops / 1e9:,.2f} GFLOP", "matrix products only"
+        yield "one step", f"{self.step_flops / 1e12:,.2f} TFLOP", "all devices"
+        yield f"memory of one device, {self.micro_batch:,} images at once (estimate):", "", ""
+        for part, label in PARTS.items():
+            if getattr(self, part):
+                yield f"  {label}", byte_size(getattr(self, part)), ""
+        yield "  total", byte_size(self.total), "without the program itself"
+        if self.step_seconds is None:
+            yield "time: not estimated without the peak of a device (peak_tflops)", "", ""
+        else:
+            yield "one step", f"{self.step_seconds:,.3f} s", f"estimate: {self.rate}"
+            yield "speed", f"{self.images_per_second:,.0f} images/s", "estimate, if the data keep up"
+
+
+def plan(
+    model: str | ViTConfig,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    batch_size: int,
+    devices: int = 1,
+    accumulation: int = 1,
+    optimizer: str = "adamw",
+    momentum_dtype: str = "float32",
+    precision: str = "float32",
+    remat: bool = False,
+    ema: bool = False,
+    teacher: str | ViTConfig | None = None,
+    peak_tflops: float | None = None,
+    utilization: float = 0.4,
+) -> Plan:
+    """Estimate the requirements of a training run. The model is built without values; no memory is taken for weights.
+
+    Args:
+        model: name of an architecture, such as "ViT-L/16" or "R50+ViT-B/16", or a config.
+        image_size: int or (height, width) in pixels; None takes the config's, 224 for a name.
+        num_classes: None takes the config's, 1000 for a name.
+        batch_size: images per step on all devices together.
+        devices: number of replicas, each with all weights.
+        accumulation: number of micro-batches per step.
+        optimizer: "adamw" or "sgd" (with momentum).
+        momentum_dtype: "float32" or "bfloat16".
+        precision: "float32" or "mixed_bfloat16".
+        remat: whether the backward pass recomputes the blocks instead of storing their activations.
+        ema: whether a moving average of the weights is stored.
+        teacher: name or config of a model that this one learns from. It computes every image, without a gradient.
+        peak_tflops: peak of one device at this precision, as its maker states it; a multiply-add counts as two.
+        utilization: share of the peak that training reaches, in (0, 1]. 0.4 is usual on a large accelerator.
+
+    Returns:
+        The estimate; `print` shows it as a table.
+
+    Raises:
+        ValueError: unknown name or option, or a batch size that is not a multiple of devices x accumulation.
+
+    Example:
+        >>> estimate = keras_vit.train.plan("ViT-L/16", batch_size=512, devices=8, peak_tflops=197)
+        >>> estimate.parameters, f"{estimate.total / 2**30:.0f} GiB"
+        (304326632, '45 GiB')
+    """
+    config = model if isinstance(model, ViTConfig) else ViTConfig.from_name(model)
+    config = config.replace(**given(image_size=image_size, num_classes=num_classes))
+    one_of("optimizer", optimizer, tuple(OPTIMIZERS))
+    one_of("precision", precision, PRECISIONS)
+    one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
+    check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
+    micro_batch = _micro_batch(batch_size, devices * accumulation)
+    if not 0 < utilization <= 1 or (peak_tflops is not None and not peak_tflops > 0):
+        raise ValueError(
+            f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
+        )
+    counted = count(config)
+    step_flops = batch_size * (3 * counted.flops + (counted.block_flops if remat else 0))
+    saved, working = _activations(config, BYTES[precision], remat=remat)
+    cast_bytes = 0 if precision == "float32" else BYTES[precision]
+    size, teacher_bytes = config.size, 0
+    if teacher is not None:
+        taught_by = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
+        size = max(size[0], taught_by.size[0]), max(size[1], taught_by.size[1])
+        teacher_bytes = count(taught_by).parameters * (FLOAT32 + cast_bytes)
+        teacher_bytes += micro_batch * _activations(taught_by, BYTES[precision], remat=True)[1]
+        step_flops += batch_size * count(taught_by).flops
+    setting = {  # words, and whether they apply
+        f"{devices} device{'s' * (devices > 1)}": True,
+        f"{accumulation} micro-batches": accumulation > 1,
+        optimizer: True,
+        precision: True,
+        "a teacher": teacher is not None,
+        "blocks recomputed": remat,
+        "moving average": ema,
+    }
+    return Plan(
+        name=canonical_name(model) if isinstance(model, str) else "ViT",
+        image_size=config.size,
+        batch_size=batch_size,
+        devices=devices,
+        micro_batch=micro_batch,
+        setting=", ".join(word for word, applies in setting.items() if applies),
+        parameters=counted.parameters,
+        forward_flops=counted.flops,
+        step_flops=step_flops,
+        weights=FLOAT32 * counted.parameters,
+        # With accumulation: those of one micro-batch and their sum.
+        gradients=FLOAT32 * counted.parameters * (2 if accumulation > 1 else 1),
+        optimizer=counted.parameters * (BYTES[momentum_dtype] + FLOAT32 * OPTIMIZERS[optimizer]),
+        ema=FLOAT32 * counted.parameters if ema else 0,
+        casts=cast_bytes * counted.parameters,
+        activations=micro_batch * saved,
+        working=micro_batch * working,
+        images=batch_size // devices * prod(size) * config.num_channels * FLOAT32,
+        teacher=teacher_bytes,
+        step_seconds=step_flops / (devices * peak_tflops * 1e12 * utilization) if peak_tflops else None,
+        rate=f"{utilization:.0%} of {peak_tflops} TFLOP/s",
+    )
+
+
+def _micro_batch(batch_size: int, parts: int) -> int:
+    """Return how many images a device computes at once, of a batch in so many parts."""
+    micro_batch, rest = divmod(batch_size, parts)
+    if rest:
+        multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
+        raise ValueError(
+            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
+            f" Received: {batch_size}"
+        )
+    return micro_batch
+
+
+@functools.lru_cache(maxsize=64)
+def _activations(config: ViTConfig, value_bytes: int, *, remat: bool) -> tuple[int, int]:
+    """Return the bytes per image saved for the backward pass, and the bytes that a block's backward pass adds.
+
+    A value of the compute dtype has `value_bytes`. With remat a block saves its input only, and everything else while
+    it is recomputed.
+    """
+    model = symbolic_model(config)
+    # With dropout the last block computes all tokens, so that the masks of a seed do not depend on the head.
+    has_masks = config.dropout_rate or config.attention_dropout_rate
+    block_input = value_bytes * config.num_tokens * config.hidden_size
+    blocks = [cost for layer, cost in layer_costs(model) if isinstance(layer, EncoderBlock)]
+    saved = max((cost.kept_bytes(value_bytes) for cost in blocks), default=0) if remat else 0
+    for layer, cost in layer_costs(model, only_final_tokens=not has_masks):
+        is_recomputed = remat and isinstance(layer, EncoderBlock)
+        saved += block_input if is_recomputed else cost.kept_bytes(value_bytes)
+    if value_bytes != FLOAT32:
+        saved += value_bytes * config.num_channels * prod(config.size)  # the image in the compute dtype
+    # Incoming gradient, outgoing gradient and one between, of the widest tensor of a block, or of a BiT's units.
+    widest = max(cost.widest for cost in blocks or [cost for _, cost in layer_costs(model)])
+    return saved, 3 * value_bytes * widest
+
+
+VARIABLE = "KERAS_VIT_MEMORY"  # GiB of one device that training may use, in place of the measured memory
+# Plans were up to 17 % below the memory that steps used, and up to 34 % above it (benchmarks/results/plan_check.txt).
+CHOSEN_SHARE = 0.75  # of the memory, for a number that is chosen here
+WAITING_BATCHES = 4  # that the input pipeline prepares meanwhile
+OUTSIDE = 2**30  # bytes of a CPU's memory that a first step takes beside its plan: compilers, a second copy of weights
+REFUSED_SHARE = 1.35  # a stated number is refused above it
+EVALUATION_BATCH = 64
+_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
+
+
+def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int) -> Plan:
+    """Return the plan of a recipe's training step; an upper bound if the recipe freezes variables."""
+    return plan(
+        config,
+        batch_size=recipe.batch_size,
+        devices=replicas,
+        accumulation=int(recipe.accumulation),
+        optimizer=recipe.optimizer,
+        momentum_dtype=recipe.momentum_dtype,
+        precision=recipe.precision,
+        remat=recipe.remat or recipe.linear_probe,  # the gradient of the head needs no activations of blocks
+        ema=recipe.ema_decay is not None,
+        teacher=teacher,
+    )
+
+
+def fewest_micro_batches(
+    recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int, memory: int | None
+) -> int:
+    """Return the fewest micro-batches that fit into `memory` bytes of a device (None: no limit), or raise."""
+    images = recipe.batch_size // replicas
+    numbers = [n for n in range(1, images + 1) if images % n == 0]
+    for waiting in (WAITING_BATCHES, 0):  # if there is little memory, few batches will wait
+        for number in numbers:
+            planned = plan_step(recipe.replace(accumulation=number), config, teacher, replicas=replicas)
+            if memory is None or planned.total + waiting * planned.images <= CHOSEN_SHARE * memory:
+                return number
+    if recipe.freeze:
+        return images
+    raise ValueError(_too_large(planned, memory or 0, "Even one image at once"))
+
+
+def check_memory(recipe: Recipe, planned: Plan, *, memory: int | None) -> None:
+    """Raise a ValueError if a step certainly needs more memory than there is; warn if it may."""
+    if memory is not None and planned.total > memory:
+        what = f"A batch of {planned.batch_size:,} with accumulation={recipe.accumulation}"
+        message = _too_large(planned, memory, what)
+        if planned.total > REFUSED_SHARE * memory and not recipe.freeze:
+            raise ValueError(message)
+        warnings.warn(f"keras_vit: {message}", stacklevel=5)
+
+
+def evaluation_batch(recipe: Recipe, config: ViTConfig, *, replicas: int) -> int:
+    """Return the images per call of an evaluation, which then needs no more memory than the training step."""
+    planned = plan_step(recipe, config, replicas=replicas)
+    images = planned.micro_batch * (planned.activations + planned.working) // planned.working
+    return max(1, min(EVALUATION_BATCH, images))
+
+
+def device_memory(replicas_here: int) -> int | None:
+    """Return the bytes that one device can use: of the smallest GPU, or of this machine divided by its replicas.
+
+    The environment variable KERAS_VIT_MEMORY states them in GiB. None if they cannot be read (a TPU, Windows).
+    """
+    if stated := os.environ.get(VARIABLE):
+        if not re.fullmatch(r"\d+(\.\d+)?", stated) or not float(stated):
+            raise ValueError(f"{VARIABLE} is a number of GiB above 0, such as 12. Received: {stated!r:.200}")
+        return int(float(stated) * 2**30)
+    import tensorflow as tf
+
+    if tf.config.list_logical_devices("TPU"):
+        return None
+    if tf.config.list_logical_devices("GPU"):
+        from tensorflow.python.client import device_lib  # no public function returns the size of the pool
+
+        return min(device.memory_limit for device in device_lib.list_local_devices() if device.device_type == "GPU")
+    free = free_memory()
+    return None if free is None else max(0, free - OUTSIDE) // replicas_here
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes that this process can still use on its machine and in its container, or None."""
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        found, groups = None, []
+    free = [int(found[1]) * 1024] if found else []
+    for controllers, path in (line.split(":", 2)[1:] for line in groups):
+        if controllers in ("", "memory"):
+            top = root / "sys/fs/cgroup" / controllers
+            folder = top / path.lstrip("/")
+            groups_above = [group for group in folder.parents if group.is_relative_to(top)]
+            free += [room for group in (folder, *groups_above) for room in _rooms(group)]
+    return min(free, default=None)
+
+
+def _rooms(group: Path) -> list[int]:
+    """Return what a control group leaves, if it has a limit; the page cache can be taken back and does not count."""
+    rooms = []
+    for limit, usage in _LIMITS:
+        try:
+            most, used, stat = ((group / name).read_text() for name in (limit, usage, "memory.stat"))
+        except OSError:
+            continue
+        cache = re.search(r"^(?:total_)?inactive_file (\d+)", stat, re.MULTILINE)
+        if most.strip() != "max":
+            rooms.append(max(0, int(most) - int(used) + int(cache[1] if cache else 0)))
+    return rooms
+
+
+def _too_large(planned: Plan, memory: int, what: str) -> str:
+    height, width = planned.image_size
+    return (
+        f"{what} of {height}x{width} pixels needs about {byte_size(planned.total)} of memory by plan, and there are "
+        f"{byte_size(memory)}. Set accumulation='auto', remat=true, precision=mixed_bfloat16, a smaller batch_size, "
+        f"image_size or model; or set {VARIABLE} to the GiB that training may use"
+    )

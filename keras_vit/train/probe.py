@@ -1,0 +1,189 @@
+"""Find a linear head in closed form: compute the features of every image once, then solve for the head.
+
+The features are the variables of the run's checkpoints, so that a run that was stopped or killed computes the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit._util.progress import counter
+from keras_vit.model.task import Classification
+from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
+from keras_vit.train import prepare, strategies
+from keras_vit.train._recipe import Recipe
+from keras_vit.train.checkpoints import Checkpoints
+from keras_vit.train.data.pipeline import ModelInput
+from keras_vit.train.data.split import Data
+from keras_vit.train.evaluation import distribute_batches, replicate
+from keras_vit.train.few_shots import LeastSquares, cross_validate, feature_collector
+from keras_vit.train.log_files import Log
+from keras_vit.train.loop import NAMES, Stop, in_thread
+
+LAYER = "pre_logits"  # the head's input
+# Fields that a probe reads, and those that the commands change for every recipe.
+USED = {"optimizer", "linear_probe", "batch_size", "image_size", "config", "precision", "seed", "checkpoint_minutes"}
+USED |= {"keep", "start", "accumulation", "reset_head"}
+
+
+class Probe:
+    """The state of a probe in memory: a model with a head of zeros, and the features that are computed."""
+
+    def __init__(
+        self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, say: Callable[[str], None]
+    ) -> None:
+        _check(recipe, data, devices)
+        source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
+        if not isinstance(source, VisionTransformer):
+            raise ValueError(f"optimizer='least_squares' needs a VisionTransformer. Received: {source.name!r}, of maps")
+        self.recipe = prepare.fit_size(recipe, model, source.config, data, say=say).replace(reset_head=True)
+        self.model: VisionTransformer = prepare.adapt_model(
+            self.recipe, source, num_classes=data.num_classes, class_names=data.class_names
+        )
+        if self.model.config.distilled:
+            raise ValueError(
+                "A model with two heads has no single linear probe: set optimizer=sgd. Received: distilled"
+            )
+        self.strategy = devices
+        self._data = data
+        self._splits = [split for split in (data.training_split(), data.evaluation) if split is not None]
+        self.total = sum(split.count for split in self._splits)
+        width = int(self.model.get_layer("head").kernel.shape[0])
+        self._features = tf.Variable(tf.zeros((self.total, width)), trainable=False)
+        self._done = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """All variables of a checkpoint, by name."""
+        return {"done": self._done, "features": self._features}
+
+    def fingerprint(self) -> str:
+        """Return a hash of the weights that the features depend on."""
+        return hash_weights(weight for weight in self.model.weights if not weight.path.startswith("head/"))[:16]
+
+    def run(
+        self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, say: Callable[[str], None], show: bool
+    ) -> dict[str, Any]:
+        """Compute the features that are missing and fit the head; return the fields of a `Result`."""
+        speed = self.compute(checkpoints, stop, show=show)
+        metrics, history = ({}, []) if speed is None else self.fit(say)
+        for line in history:
+            if log:
+                log.write(**line)
+        return {
+            "model": self.model,
+            "metrics": metrics,
+            "history": history,
+            "steps": int(speed is not None),
+            "images_per_second": speed or 0.0,
+            "stopped": speed is None,
+        }
+
+    def compute(self, checkpoints: Checkpoints | None, stop: Stop, *, show: bool) -> float | None:
+        """Compute the features that are missing; return the images per second, or None after a request to stop."""
+        collect = feature_collector(replicate(self.model, self.strategy), LAYER, self.strategy)
+        start = saved_at = time.monotonic()
+        first = done = int(self._done.numpy())
+        stop.saves = checkpoints is not None
+        stop.until = f"this batch of {self.recipe.batch_size} images"
+        minutes = self.recipe.checkpoint_minutes
+        with counter("Computing features", total=self.total, done=done, show=show) as advance:
+            for offset, batch in self._batches(done):
+                if batch is None:  # the end of a split, whose last images may have been left out
+                    end = offset
+                else:
+                    features, _, indices = in_thread(collect, [batch])
+                    self._features.scatter_update(tf.IndexedSlices(features, offset + indices))
+                    end = offset + int(indices.max(initial=done - offset - 1)) + 1
+                advance(end - done, f"{(end - first) / (time.monotonic() - start):,.0f} images/s")
+                done = end
+                self._done.assign(done)
+                is_old = minutes is not None and time.monotonic() - saved_at > 60 * minutes
+                if checkpoints and (stop.requested or is_old or done == self.total):
+                    checkpoints.save(done)
+                    saved_at = time.monotonic()
+                if stop.requested and done < self.total:
+                    return None
+        return (done - first) / (time.monotonic() - start)
+
+    def _batches(self, done: int) -> Iterator[tuple[int, Any]]:
+        """Yield the batches of the images after the first `done`, each with the row of its split's first image.
+
+        After the last batch of a split comes None, with the row after the split.
+        """
+        offset = 0
+        for split in self._splits:
+            if done < offset + split.count:
+                batches = distribute_batches(
+                    split,
+                    self.strategy,
+                    only=np.arange(max(0, done - offset), split.count),
+                    batch_size=self.recipe.batch_size // self.strategy.num_replicas_in_sync,
+                    model_input=ModelInput.from_model(self.model),
+                    task=self._data.task,
+                )
+                yield from ((offset, batch) for batch in batches)
+                yield offset + split.count, None
+            offset += split.count
+
+    def fit(self, say: Callable[[str], None]) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
+        classes = self._data.num_classes
+        # A run that continues does not know yet which images the earlier process left out.
+        used = [np.array([*filter(split.is_readable, range(split.count))], np.int64) for split in self._splits]
+        parts = np.split(self._features.numpy(), [self._splits[0].count])
+        rows = [(x[own], split.labels()[own]) for x, own, split in zip(parts, used, self._splits, strict=False)]
+        (train, labels), (held_out, held_out_labels) = rows if len(rows) == 2 else (rows[0], ((), ()))
+        if len(labels) < 2:
+            raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
+        if not np.isfinite(train).all():
+            raise ValueError("The model must compute finite features. Received: NaN or infinity")
+        found = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
+        best = min(found, key=lambda each: each.loss)
+        say(
+            f"regularisation {best.strength:g} for each image: accuracy {best.accuracy:.4f} on the fifths of the "
+            "training images that the fits had not seen"
+        )
+        kernel, bias = LeastSquares(train, labels, num_classes=classes).head(best.strength * len(labels))
+        head, task = self.model.get_layer("head"), self.model.task
+        head.set_weights([best.scale * kernel, best.scale * bias])
+        history: list[dict[str, Any]] = [
+            {"step": number, **{f"fold_{name}": value for name, value in each._asdict().items()}}
+            for number, each in enumerate(found, 1)
+        ]
+        if not len(held_out):
+            return {}, history
+        logits = held_out @ np.asarray(head.kernel) + np.asarray(head.bias)
+        targets = task.targets(tf.constant(held_out_labels))
+        sums = task.sums(logits, targets, np.ones(len(held_out), np.float32))
+        means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
+        metrics = {NAMES.get(name, name): value for name, value in means.items()}
+        history.append({"step": len(found), **{f"evaluation_{name}": value for name, value in metrics.items()}})
+        return metrics, history
+
+
+def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
+    """Raise a ValueError for fields that a probe would ignore, and for data and devices that it does not take."""
+    ignored = sorted((recipe.changed or set()) - USED)
+    if ignored:
+        raise ValueError(
+            f"optimizer='least_squares' computes each image once and solves for the head: it has no use for {ignored}. "
+            "Leave them out, or train the head in steps with optimizer=sgd (--set optimizer=sgd)"
+        )
+    if data.multi_label or type(data.task) is not Classification:
+        raise ValueError(
+            f"optimizer='least_squares' needs one class for each image; optimizer=sgd takes other labels too. "
+            f"Received: {data.name}"
+        )
+    if strategies.has_workers(devices):
+        raise ValueError("optimizer='least_squares' runs on one machine; optimizer=sgd runs on several")
+    if recipe.batch_size % devices.num_replicas_in_sync:
+        raise ValueError(
+            f"batch_size must be a multiple of the {devices.num_replicas_in_sync} replicas. "
+            f"Received: {recipe.batch_size}"
+        )

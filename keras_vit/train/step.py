@@ -1,0 +1,279 @@
+"""The training step: state, loss, gradients, sums over replicas, update.
+
+Gradients of micro-batches are summed, summed over replicas, clipped by their global norm, then applied. Keras' `fit`
+clips before the sum, repeats dropout masks on every replica, and does not accumulate under tf.distribute.
+"""
+
+import fnmatch
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from keras_vit.model.layers.runtime import Compiler, fuse_with
+from keras_vit.model.vision_transformer import HEADS, VisionTransformer
+from keras_vit.train import distill, masked_patch
+from keras_vit.train._recipe import Recipe
+from keras_vit.train.objective import Objective, supervised
+from keras_vit.train.optimizer import Optimizer, clip, update_variables
+
+
+def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:
+    """Return what XLA compiles, for a recipe's `xla`: the whole step, its pieces between products, or nothing."""
+    if isinstance(strategy, tf.distribute.TPUStrategy) or not xla:  # a TPU compiles everything anyway
+        return "nothing"
+    return "pieces" if xla == "auto" and not tf.config.list_logical_devices("GPU") else "step"
+
+
+def piece_compiler() -> Compiler:
+    """Return a function that compiles a function of tensors and its gradient, once for the same settings.
+
+    Only the inputs of the function are kept for gradient(upstream, *tensors); without one it is computed again.
+    """
+
+    @functools.cache
+    def compiled(
+        function: Callable[..., Any], *, gradient: Callable[..., Any] | None = None, **settings: Any
+    ) -> Callable[..., Any]:
+        bound = functools.partial(function, **settings)
+
+        def recomputed(upstream: Any, *tensors: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(tensors)
+                output = bound(*tensors)
+            return tape.gradient(output, tensors, upstream)
+
+        forward = tf.function(bound, jit_compile=True)
+        backward = tf.function(functools.partial(gradient, **settings) if gradient else recomputed, jit_compile=True)
+
+        @tf.custom_gradient
+        def with_gradient(*tensors: Any) -> Any:
+            return forward(*tensors), lambda upstream: backward(upstream, *tensors)
+
+        return with_gradient
+
+    return compiled
+
+
+class TrainState:
+    """Everything that changes during training. Create it in the strategy's scope, like the model."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: VisionTransformer,
+        *,
+        total_steps: int,
+        teacher: VisionTransformer | None = None,
+        has_labels: bool = True,
+    ) -> None:
+        self.recipe = recipe
+        self.model = model
+        self.view_size = distill.view_size(model, teacher) if teacher else model.config.size
+        self.total_steps = total_steps
+        self.whole_model: Any = model  # with the layers that the objective adds
+        self.objective: Objective
+        self.metrics: tuple[str, ...]  # names of what the objective returns beside the loss, and is logged
+        if recipe.objective == "masked_patch":
+            self.whole_model = masked_patch.MaskedPatchModel(model)
+            self.objective, self.metrics = masked_patch.objective(remat=recipe.remat), ("accuracy",)
+        elif recipe.objective == "distill_features":
+            assert teacher
+            self.whole_model = distill.FeatureDistillation(model, teacher)
+            self.objective, self.metrics = distill.features_objective(recipe, model, teacher), ("cosine",)
+        elif recipe.objective == "distill":
+            assert teacher
+            self.objective = distill.logits_objective(recipe, model, teacher)
+            self.metrics = ("agreement", *(model.task.metrics if has_labels else ()))
+        else:
+            smoothing, self.metrics = recipe.label_smoothing, model.task.metrics
+            self.objective = supervised(model.task, recipe.objective, label_smoothing=smoothing, remat=recipe.remat)
+        trained = _trained_variables(recipe, self.whole_model)
+        self.trained = [v.value for v in trained]
+        self.optimizer = Optimizer(
+            recipe,
+            self.trained,
+            [v.path for v in trained],
+            total_steps=total_steps,
+            warmup=recipe.resolved_warmup(total_steps),
+            num_layers=model.config.num_layers,
+        )
+        self.averages = {  # path of a trained variable -> its moving average
+            v.path: tf.Variable(tf.convert_to_tensor(v.value), trainable=False, dtype=v.value.dtype)
+            for v in (trained if recipe.ema_decay else ())
+        }
+        self.strategy = tf.distribute.get_strategy()
+        self.step = tf.Variable(  # number of steps done
+            0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="step"
+        )
+        self.interrupt = tf.Variable(  # 1 ends a step with an error before its next micro-batch
+            0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="interrupt"
+        )
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """All variables of a checkpoint, by name."""
+        return {
+            "step": self.step,
+            **{f"weights/{v.path}": v.value for v in self.whole_model.weights},
+            **{f"optimizer/{name}": slot for name, slot in self.optimizer.slots.items()},
+            **{f"average/{name}": average for name, average in self.averages.items()},
+        }
+
+    def is_finite(self) -> bool:
+        """Return whether every number that a checkpoint would hold is finite."""
+        return all(bool(tf.reduce_all(tf.math.is_finite(v))) for v in self.variables.values() if v.dtype.is_floating)
+
+    def copy_to(self, model: VisionTransformer) -> None:
+        """Copy the moving averages, or without them the weights, into a model of the same config."""
+        for target, own in zip(model.weights, self.model.weights, strict=True):
+            target.assign(self.averages.get(own.path, own.value).numpy())
+
+
+def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
+    """Return the variables that the recipe trains; raise ValueError for a `freeze` pattern that matches none."""
+    paths = [v.path for v in model.weights]
+    matches = {pattern: fnmatch.filter(paths, pattern) for pattern in recipe.freeze}
+    frozen = {path for found in matches.values() for path in found}
+    trained = [v for v in model.trainable_variables if v.path not in frozen]
+    if recipe.linear_probe:
+        heads = getattr(model, "head_layers", HEADS)
+        trained = [v for v in trained if v.path.split("/")[0] in heads]
+    unused = [pattern for pattern, found in matches.items() if not found]
+    if unused or not trained:
+        wrong = f"freeze matches no variable with {unused}" if unused else "no variable is left to train"
+        raise ValueError(
+            f"{wrong}. Received: freeze={list(recipe.freeze)}, linear_probe={recipe.linear_probe}. Paths of variables "
+            f"are {paths[:3]} ... {paths[-2:]}"
+        )
+    return trained
+
+
+Batch = dict[str, Any]
+# Gradients in the order of the variables; float32 (n,), loss and metrics as shares of the whole batch's means.
+Gradients = tuple[list[Any], Any]
+
+
+def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of what a call of the training step returns, in order, from those of the task's metrics."""
+    return ("loss", *metrics, "gradient_norm", "stop")
+
+
+def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
+    """Compile the training step of a state that was created in the strategy's scope.
+
+    The returned function takes an iterator over distributed batches, a number of steps (int32) and a request to stop
+    (float32, 0 or 1). It returns what `metric_names` lists, float32: means over all steps, gradient_norm before
+    clipping. "stop" is the sum of all replicas' requests, so that every worker learns of them after the same step.
+    """
+    replicas = strategy.num_replicas_in_sync
+    scope = jit_scope(state.recipe.xla, strategy)
+    compiler = piece_compiler() if scope == "pieces" else None
+    count = int(state.recipe.accumulation)
+
+    def gradients(batch: Batch, seed: Any) -> Gradients:
+        compute = functools.partial(_gradients, state, compiler)
+        return accumulate(compute, batch, seed, count=count, interrupt=state.interrupt)
+
+    if scope == "step" and replicas > 1:  # a collective operation cannot be part of an XLA program
+        gradients = tf.function(gradients, jit_compile=True)
+    apply: Callable[[list[Any], Any], Any] = functools.partial(_apply, state)
+    if scope == "pieces" and replicas == 1:
+        apply = tf.function(apply, jit_compile=True)
+    replica_step = functools.partial(_replica_step, state, replicas, gradients, apply)
+    if scope == "step" and replicas == 1:
+        replica_step = tf.function(replica_step, jit_compile=True)
+
+    @tf.function
+    def train_step(iterator: Any, count: Any, stop: Any) -> Any:
+        total = tf.zeros(len(metric_names(state.metrics)))
+        for _ in tf.range(count):
+            metrics = strategy.run(replica_step, args=(next(iterator), stop))
+            total += strategy.experimental_local_results(metrics)[0]
+            state.step.assign_add(1)
+        return total / tf.cast(count, tf.float32)
+
+    return train_step
+
+
+def accumulate(
+    gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int, interrupt: Any = 0
+) -> Gradients:
+    """Sum the gradients of `count` micro-batches, one at a time in memory; `count` divides the number of images.
+
+    Outside of XLA, a variable `interrupt` that is no longer 0 before a micro-batch ends the step with an error.
+    """
+    if count == 1:
+        return gradients(batch, seed)
+    split = {name: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for name, x in batch.items()}
+
+    def of_micro_batch(k: Any) -> Gradients:
+        return gradients({name: x[k] for name, x in split.items()}, tf.random.experimental.stateless_fold_in(seed, k))
+
+    def add(k: Any, sums: Gradients) -> tuple[Any, Gradients]:
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(interrupt, 0), ["The step was interrupted"])]):
+            number = tf.identity(k)
+        return k + 1, tf.nest.map_structure(tf.add, sums, of_micro_batch(number))
+
+    # The first micro-batch stays outside of the loop: TensorFlow rounds the operations of a loop differently, so that
+    # without XLA a run would no longer continue bit for bit from checkpoints of earlier versions.
+    first = of_micro_batch(tf.constant(0))
+    # Without these two limits TensorFlow computes several micro-batches at once, each with its own activations.
+    with tf.control_dependencies(tf.nest.flatten(first)):
+        start = tf.identity(tf.constant(1))
+    return tf.while_loop(lambda k, _: k < count, add, (start, first), parallel_iterations=1)[1]
+
+
+def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
+    """Return the seed of a replica in a step, int32 (2,). Both are counted from 0."""
+    seed = tf.constant([recipe.seed % 2**31, 0], tf.int32)
+    seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(step, tf.int32))
+    return tf.random.experimental.stateless_fold_in(seed, replica)
+
+
+def _replica_step(
+    state: TrainState,
+    replicas: int,
+    local_gradients: Callable[[Batch, Any], Gradients],
+    apply: Callable[..., Any],
+    batch: Batch,
+    stop: Any,
+) -> Any:
+    """Take one step on one replica: compute the gradients, sum them over the replicas, apply them."""
+    context = tf.distribute.get_replica_context()
+    step = tf.convert_to_tensor(state.step)
+    # With several workers TensorFlow does not know the static batch size, because it could differ between them.
+    size = state.recipe.batch_size // replicas
+    batch = {name: tf.ensure_shape(value, (size, *value.shape[1:])) for name, value in batch.items()}
+    gradients, sums = local_gradients(batch, replica_seed(state.recipe, step, context.replica_id_in_sync_group))
+    # tf.identity, because all_reduce needs tensors that were computed on the replica.
+    *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
+    norm = apply(gradients, step)
+    return tf.stack([*tf.unstack(sums), norm, stop])
+
+
+def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
+    """Compute the gradients of one micro-batch's share of the loss."""
+    with fuse_with(compiler):
+        with tf.GradientTape() as tape:
+            losses, metrics = state.objective(state.whole_model, batch, seed)
+            loss = tf.reduce_sum(losses) / state.recipe.batch_size
+        means = [tf.reduce_sum(metrics[name]) / state.recipe.batch_size for name in state.metrics]
+        sums = tf.stack([loss, *means])
+        zero = tf.UnconnectedGradients.ZERO
+        return tape.gradient(loss, state.trained, unconnected_gradients=zero), sums
+
+
+def _apply(state: TrainState, gradients: list[Any], step: Any) -> Any:
+    """Clip the gradients, update variables and averages; return the global norm before clipping."""
+    gradients, norm = clip(gradients, state.recipe.clip_norm)
+    state.optimizer.apply(gradients, step)
+    if decay := state.recipe.ema_decay:
+        pairs = zip(state.averages.values(), state.trained, strict=True)
+        update_variables([(average, functools.partial(_move_average, 1 - decay), (value,)) for average, value in pairs])
+    return norm
+
+
+def _move_average(share: float, average: tf.Variable, value: Any) -> Any:
+    return average.assign_sub(share * (average - value))

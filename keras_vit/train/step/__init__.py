@@ -1,1 +1,0 @@
-"""Take one training step: objective, optimizer, schedule, devices."""
