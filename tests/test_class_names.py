@@ -34,56 +34,51 @@ def imagenet() -> tuple[str, ...]:
     return tuple(label if i != 5 else f"the {label}" for i, (_, label) in enumerate(labels.read("imagenet2012")))
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "numbers"),
-    [
-        (PETS, PETS, [0, 1, 2]),
-        (PETS, ("Guinea pig", "cat", "dog"), [2, 0, 1]),
-        (PETS, ("dog",), [1]),
-        (PETS, ("DOG", "guinea_pig"), [1, 2]),
-        (("a-b", "A_B"), ("A_B", "a-b"), [1, 0]),  # exact names come first
-        ("imagenet2012", WNIDS, [0, 1, 999]),
-        ("imagenet2012", ("toilet_tissue", "Goldfish"), [999, 1]),
-        ("imagenet2012", ("maillot", "n02012849", "n03126707"), [638, 134, 517]),  # two classes are called "crane"
-        (imagenet(), WNIDS, [0, 1, 999]),
-        ("digits", tuple("0123456789"), list(range(10))),
-        ("digits", ("nine", "3"), [9, 3]),
-        (("0", "1", "10", "2"), ("10", "2"), [2, 3]),  # as a folder of numbers names them
-        (PETS, ("0", "1", "2"), [0, 1, 2]),  # numbers are no names
-    ],
-)
-def test_classes_are_matched_by_name(model: str | tuple[str, ...], data: Sequence[str], numbers: list[int]) -> None:
+def matched(model: str | tuple[str, ...], data: Sequence[str]) -> list[int]:
+    """Match the classes of data with those of a model."""
     count = len(model) if isinstance(model, tuple) else len(labels.read(model))
-    assert labels.match_classes(model, count, data, "photos") == numbers
+    return labels.match_classes(model, count, data, "photos")
+
+
+MATCHES: list[tuple[str | tuple[str, ...], tuple[str, ...], list[int]]] = [
+    (PETS, PETS, [0, 1, 2]),
+    (PETS, ("Guinea pig", "cat", "dog"), [2, 0, 1]),
+    (PETS, ("dog",), [1]),
+    (PETS, ("DOG", "guinea_pig"), [1, 2]),
+    (("a-b", "A_B"), ("A_B", "a-b"), [1, 0]),  # exact names come first
+    ("imagenet2012", WNIDS, [0, 1, 999]),
+    ("imagenet2012", ("toilet_tissue", "Goldfish"), [999, 1]),
+    ("imagenet2012", ("maillot", "n02012849", "n03126707"), [638, 134, 517]),  # two classes are called "crane"
+    (imagenet(), WNIDS, [0, 1, 999]),
+    ("digits", tuple("0123456789"), list(range(10))),
+    ("digits", ("nine", "3"), [9, 3]),
+    (("0", "1", "10", "2"), ("10", "2"), [2, 3]),  # as a folder of numbers names them
+    (PETS, ("0", "1", "2"), [0, 1, 2]),  # numbers are no names
+]
+WITHOUT_MATCH: list[tuple[str | tuple[str, ...], tuple[str, ...], str]] = [
+    (PETS, ("cat", "puppy"), "does not have: puppy. The data's 2 classes are puppy, cat; the model's 3 are dog, Gu"),
+    (PETS, ("Cat", "cat"), "does not have: Cat. "),  # both would be "cat"
+    (("a_b", "A b"), ("a-B",), "does not have: a-B"),  # fits both
+    ("imagenet2012", ("crane",), "does not have: crane"),
+    ("digits", ("0", "1", "10"), "does not have: 10"),
+    (PETS, ("1", "2", "3"), "does not have: 1, 2, 3"),
+]
+
+
+def test_classes_are_matched_by_name() -> None:
+    for model, data, numbers in MATCHES:
+        assert matched(model, data) == numbers
+    for model, data, message in WITHOUT_MATCH:
+        with pytest.raises(ValueError, match=message):
+            matched(model, data)
 
 
 def test_numbers_in_another_order_are_class_numbers_with_a_warning() -> None:
     names = tuple(f"class of {number}" for number in "abcdefghijkl")
     with pytest.warns(UserWarning, match=r"classes of photos are taken as numbers of the model's: 11 is 'class of l'"):
-        assert labels.match_classes(names, 12, ("0", "1", "10", "11"), "photos") == [0, 1, 10, 11]
+        assert matched(names, ("0", "1", "10", "11")) == [0, 1, 10, 11]
     with pytest.warns(UserWarning, match="07 is 'seven'"):
-        assert labels.match_classes("digits", 10, ("00", "07"), "photos") == [0, 7]
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "message"),
-    [
-        (
-            PETS,
-            ("cat", "puppy"),
-            "does not have: puppy. The data's 2 classes are puppy, cat; the model's 3 are dog, Gu",
-        ),
-        (PETS, ("Cat", "cat"), "does not have: Cat. "),  # both would be "cat"
-        (("a_b", "A b"), ("a-B",), "does not have: a-B"),  # fits both
-        ("imagenet2012", ("crane",), "does not have: crane"),
-        ("digits", ("0", "1", "10"), "does not have: 10"),
-        (PETS, ("1", "2", "3"), "does not have: 1, 2, 3"),
-    ],
-)
-def test_classes_that_the_model_does_not_have_are_named(model: Any, data: Sequence[str], message: str) -> None:
-    count = len(model) if isinstance(model, tuple) else len(labels.read(model))
-    with pytest.raises(ValueError, match=message):
-        labels.match_classes(model, count, data, "photos")
+        assert matched("digits", ("00", "07")) == [0, 7]
 
 
 # The embedded model's labels are those words; in the order of text "eight" comes first.
@@ -168,21 +163,15 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("case", HEADS, ids=str)
-def test_names_of_the_data_are_those_of_the_trained_model(case: Any) -> None:
-    reset_head, model_names, data_names = case
-    source = built(num_classes=3, num_layers=1, labels=model_names)
-    decided, data = prepare.match_head(recipe(reset_head=reset_head), source.config, data_of(data_names))
-    adapted = prepare.adapt_model(decided, source, num_classes=data.num_classes, class_names=data.class_names)
-    is_new = not np.asarray(adapted.get_layer("head").kernel).any()
-    assert (adapted.config.labels, is_new) == HEADS[case]
-
-
-def test_a_head_for_other_classes_is_not_kept() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"does not have: ant, bee, fly.*train a new head with reset_head=True \(keras-vit train --set",
-    ):
+def test_names_of_the_data_are_those_of_the_trained_model() -> None:
+    for case, expected in HEADS.items():
+        reset_head, model_names, data_names = case
+        source = built(num_classes=3, num_layers=1, labels=model_names)
+        decided, data = prepare.match_head(recipe(reset_head=reset_head), source.config, data_of(data_names))
+        adapted = prepare.adapt_model(decided, source, num_classes=data.num_classes, class_names=data.class_names)
+        is_new = not np.asarray(adapted.get_layer("head").kernel).any()
+        assert (adapted.config.labels, is_new) == expected, case
+    with pytest.raises(ValueError, match=r"does not have: ant, bee, fly.*reset_head=True"):
         prepare.match_head(recipe(), tiny(num_classes=3, labels=PETS), data_of(NEW))
 
 
