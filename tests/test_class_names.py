@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import fails, run
-from keras_vit import VisionTransformer, ViTConfig, train
+from keras_vit import train
 from keras_vit.model import labels
 from keras_vit.train.data import sources
 from keras_vit.train.loop import prepare
 from marks import full_except
-from model_weights import values
 from picture_folders import WORDS, accuracy, digits_model, fill, write_digits
 from tiny_models import built, tiny
 
@@ -98,13 +95,6 @@ def test_folders_in_any_order_are_measured_by_name(tmp_path: Path, case: str) ->
     assert (result.classes, result.model_classes) == (count, 10)
 
 
-def test_a_renamed_folder_is_an_error_and_not_another_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_digits(tmp_path, {**dict(enumerate(WORDS)), 0: "nought"}, count=1)
-    message = fails(monkeypatch, "evaluate", "digits", "--data", folder)
-    assert f"{folder} has classes that the model does not have: nought. The data's 10 classes are nought, " in message
-    assert "the model's 10 are zero, " in message
-
-
 def test_several_labels_per_image_are_matched_too() -> None:
     images = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)
     rows = np.eye(3, dtype=np.float32)[np.arange(8) % 3]
@@ -136,17 +126,6 @@ def recipe(**changes: Any) -> train.Recipe:
     return train.recipe("digits", **quick | changes)
 
 
-@pytest.mark.full
-def test_a_head_that_is_kept_trains_on_classes_in_another_order() -> None:
-    model = VisionTransformer(tiny(num_classes=3, image_size=16, num_layers=1, labels=PETS))
-    one, other = (
-        train.run(recipe(), model=model, data=data_of(PETS, order), progress=False) for order in ((0, 1, 2), (1, 2, 0))
-    )
-    assert other.model.config.labels == PETS
-    assert other.metrics == one.metrics
-    assert all(np.array_equal(values(other.model)[path], value) for path, value in values(one.model).items())
-
-
 NEW, NUMBERS = ("ant", "bee", "fly"), ("0", "1", "2")
 # (reset_head, labels of the model, names of the data): labels of the trained model, whether the head is new
 HEADS = {
@@ -173,15 +152,3 @@ def test_names_of_the_data_are_those_of_the_trained_model() -> None:
         assert (adapted.config.labels, is_new) == expected, case
     with pytest.raises(ValueError, match=r"does not have: ant, bee, fly.*reset_head=True"):
         prepare.match_head(recipe(), tiny(num_classes=3, labels=PETS), data_of(NEW))
-
-
-@pytest.mark.full
-def test_a_new_model_classifies_with_the_names_of_its_folders(tmp_path: Path) -> None:
-    folder = fill(tmp_path / "train", cat=4, dog=4).parent
-    fill(folder / "val", cat=1, dog=1)
-    config = ViTConfig.from_name("Ti/8", image_size=16, num_layers=1, hidden_size=12, num_classes=2)
-    result = train.run(recipe(steps=1), model=config, data=folder, out=tmp_path / "run", progress=False)
-    assert {one.label for one in result.model.classify(np.zeros((16, 16, 3), np.uint8))[0]} == {"cat", "dog"}
-    fill(tmp_path / "other", dog=2)
-    printed = run("evaluate", tmp_path / "run" / "model.keras", "--data", tmp_path / "other", "--json")
-    assert [json.loads(printed)[name] for name in ("classes", "model_classes", "count")] == [1, 2, 2]

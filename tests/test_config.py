@@ -5,17 +5,14 @@ import itertools
 import json
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from keras_vit import position
-from keras_vit.model.config import POSITION_METHODS, Preprocessing, ResNetConfig, ViTConfig, check_fields
+from keras_vit.model.config import POSITION_METHODS, Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import HYBRIDS, SIZES
 from keras_vit.model.vision_transformer import VisionTransformer
-from tiny_models import FAMILIES, TINY, VARIANTS, tiny
+from tiny_models import FAMILIES, VARIANTS, tiny
 
 CONFIGS = {
     **{name: tiny(**changes) for name, changes in (VARIANTS | FAMILIES).items()},
@@ -159,31 +156,6 @@ def test_official_models_have_their_grid() -> None:
     ):
         config = ViTConfig.from_name(name, image_size=image_size)
         assert (config.grid, config.stride) == (grid, stride)
-
-
-@given(
-    height=st.integers(1, 70),
-    width=st.integers(1, 70),
-    patch=st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    stages=st.one_of(st.none(), st.lists(st.just(1), max_size=4)),
-)
-def test_the_grid_is_what_the_layers_give(
-    height: int, width: int, patch: tuple[int, int], stages: list[int] | None
-) -> None:
-    resnet = None if stages is None else ResNetConfig(num_layers=tuple(stages), width_factor=0.5)
-    shape: tuple[int | None, ...] = (None, height, width, 3)
-    if resnet is not None:
-        # The shapes that Keras itself computes for the stem's convolutions and its pooling.
-        for stride in [2, 2, *(2 if stage else 1 for stage in range(len(resnet.num_layers)))]:
-            pool = keras.layers.MaxPooling2D(3, stride, padding="same")
-            shape = pool.compute_output_shape(shape)
-    rows, columns = shape[1] // patch[0], shape[2] // patch[1]
-    fields = {**TINY, "image_size": (height, width), "patch_size": patch, "resnet": resnet}
-    if rows and columns:
-        assert ViTConfig(**fields).grid == (rows, columns)
-    else:
-        with pytest.raises(ValueError, match="smaller than one patch"):
-            ViTConfig(**fields)
 
 
 def test_the_grid_is_the_number_of_tokens_that_come_out() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import os
 import random
 import re
@@ -18,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from file_server import FileServer, Served
 from keras_vit._util import downloads
@@ -109,11 +106,8 @@ def test_nothing_bad_is_returned(
     assert "KERAS_VIT_CACHE" not in str(caught.value)  # the advice for full disks
     assert kept(cache) == []
     assert len(server.requests) == (1 if not message.startswith("5 attempts") else 5 if "503" in message else 9)
-
-
-def test_a_hash_replaces_the_length(server: FileServer) -> None:
-    server.files["/x.dat"] = Served(GOOD, has_length=False)
-    assert fetch(f"{server.url}/x.dat#sha256={sha256(GOOD).upper()}").read_bytes() == GOOD
+    if not served.has_length:  # a hash replaces the length
+        assert fetch(f"{server.url}/x.npz#sha256={sha256(GOOD).upper()}").read_bytes() == GOOD
 
 
 def test_a_transfer_never_joins_two_versions(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,14 +144,7 @@ def test_four_callers_at_once_download_once(server: FileServer) -> None:
     assert len(server.requests) == 1
 
 
-def test_without_a_connection_there_is_one_attempt_and_one_short_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with pytest.raises(DownloadError, match="There is no connection to 127.0.0.1"):
-        fetch(f"http://127.0.0.1:{port}/x.npz")
-
+def test_without_a_connection_there_is_one_attempt_and_one_short_message(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(*_: object) -> None:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
@@ -165,10 +152,8 @@ def test_without_a_connection_there_is_one_attempt_and_one_short_message(
     monkeypatch.setattr(downloads, "BACKOFF", 1000.0)  # a second attempt would wait
     with pytest.raises(DownloadError) as caught:
         fetch("gs://vit_models/sam/ViT-B_16.npz")
-    assert len(str(caught.value)) < 250
-    assert all(
-        word in str(caught.value) for word in ("storage.googleapis.com", "'digits'", "path", "KERAS_VIT_OFFLINE")
-    )
+    words = ("storage.googleapis.com", "'digits'", "path", "KERAS_VIT_OFFLINE")
+    assert all(word in str(caught.value) for word in words)
 
 
 def test_a_full_disk_leaves_nothing_behind(server: FileServer, cache: Path) -> None:
@@ -182,21 +167,6 @@ def test_a_full_disk_leaves_nothing_behind(server: FileServer, cache: Path) -> N
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path.suffix for path in cache.rglob("*") if path.is_file()} <= {".lock"}
     assert fetch(f"{server.url}/x.npz").read_bytes() == GOOD
-
-
-def test_progress_is_shown_on_a_terminal_only(
-    server: FileServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = f"B_16-{'i21k-300ep-' * 9}.npz"
-    server.files |= {"/x.npz": Served(GOOD), f"/{name}": Served(GOOD)}
-    fetch(f"{server.url}/x.npz")
-    assert capsys.readouterr().err == ""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    fetch(f"{server.url}/{name}")
-    shown = capsys.readouterr().err
-    assert "B_16-i21k-300ep" in shown
-    assert "100.0/100.0 kB" in shown
 
 
 # ---- the cache
@@ -251,19 +221,6 @@ def test_paths_that_lead_elsewhere_are_refused(cache: Path) -> None:
         with pytest.raises(ValueError, match=re.escape(url.removeprefix("gs://bucket/"))):
             fetch(url)
     assert not cache.exists()
-
-
-@given(
-    st.sampled_from(["https://host/", "gs://bucket/", "hf://org/repo/", "https://"]),
-    st.text(alphabet="./\\%2eEfF5Cc@:?#a\0~", max_size=20),
-)
-def test_no_url_leads_out_of_the_cache(start: str, rest: str) -> None:
-    try:
-        place = downloads._locate(start + rest).cached
-    except ValueError:
-        return
-    assert Path(os.path.normpath(place)).is_relative_to(cache_folder())
-    assert "\0" not in str(place)
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,22 +283,14 @@ def test_local_files_are_returned_as_they_are(tmp_path: Path) -> None:
     path.write_bytes(b"123456789")
     for source in (str(path), path.as_uri(), f"{path.as_uri()}#sha256={sha256(b'123456789')}"):
         assert fetch(source) == path
+    for wrong in (f"{path.as_uri()}#sha256=12", f"{path.as_uri()}#sha265={OTHER}"):
+        with pytest.raises(ValueError, match="64 hexadecimal digits"):
+            fetch(wrong)
     assert fetch(str(tmp_path)) == tmp_path
     with pytest.raises(DownloadError, match=f"expected {OTHER}"):
         fetch(str(path), sha256=OTHER)
     with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "absent"))):
         fetch(str(tmp_path / "absent"))
-
-
-def test_a_malformed_hash_is_refused() -> None:
-    for source, known in (
-        ("https://host/x.npz", "abc"),
-        ("https://host/x.npz#sha256=12", None),
-        (f"https://host/x.npz#sha265={OTHER}", None),
-        (f"https://host/x.npz#sha256={OTHER}", "b" * 64),
-    ):
-        with pytest.raises(ValueError, match="64 hexadecimal digits|contradict"):
-            fetch(source, sha256=known)
 
 
 @pytest.mark.parametrize("switch", ["KERAS_VIT_OFFLINE", "HF_HUB_OFFLINE"])
@@ -375,45 +324,33 @@ def test_offline_the_cache_answers_or_the_error_says_what_to_put_where(
 
 
 def test_a_mirror_folder_answers_in_any_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, (layout, offline) in enumerate(itertools.product(LAYOUTS, "01")):
-        mirror = tmp_path / str(number)
-        copy = mirror / layout
+    for number, (layout, offline) in enumerate(zip(LAYOUTS, "010", strict=True)):
+        copy = tmp_path / str(number) / layout
         copy.parent.mkdir(parents=True)
         copy.write_bytes(GOOD)
         monkeypatch.setenv("KERAS_VIT_OFFLINE", offline)
-        monkeypatch.setenv("KERAS_VIT_MIRROR", str(mirror))
+        monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path / str(number)))
         assert fetch(OBJECT, sha256=sha256(GOOD)) == copy
         assert fetch(OBJECT.replace("gs://", "https://storage.googleapis.com/")) == copy
         with pytest.raises(DownloadError, match="not the expected file"):
             fetch(OBJECT, sha256=OTHER)
-        monkeypatch.setenv("KERAS_VIT_MIRROR", mirror.as_uri())
-        assert fetch(OBJECT) == copy
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_mirror_url_answers(server: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
-    server.files[f"/m/{layout}"] = Served(GOOD, ["503"])
-    monkeypatch.setenv("KERAS_VIT_MIRROR", f"{server.url}/m/")
-    assert fetch(OBJECT) == cache / "https/storage.googleapis.com/vit_models/augreg/X.npz"
-    asked = [f"/m/{it}" for it in LAYOUTS[: LAYOUTS.index(layout) + 1]]
-    assert [path for path, _ in server.requests] == [*asked, asked[-1]]
-
-
-def test_a_mirror_without_the_file_says_what_was_tried(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for mirror in (server.url, str(tmp_path)):
-        monkeypatch.setenv("KERAS_VIT_MIRROR", mirror)
-        with pytest.raises(DownloadError, match="KERAS_VIT_MIRROR does not have") as caught:
-            fetch(OBJECT)
-        assert all(f"{mirror}/{layout}" in str(caught.value) for layout in LAYOUTS)
-
-
-def test_a_mirror_has_hub_files_by_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path))
     copy = tmp_path / "org" / "repo@main" / "dir" / "x.npz"
     copy.parent.mkdir(parents=True)
     copy.write_bytes(GOOD)
-    assert fetch("hf://org/repo/dir/x.npz@main") == copy
+    monkeypatch.setenv("KERAS_VIT_MIRROR", tmp_path.as_uri())
+    assert fetch("hf://org/repo/dir/x.npz@main") == copy  # files of the hub by their revision
     with pytest.raises(DownloadError, match="Looked for"):
         fetch("hf://org/repo/dir/x.npz@v2")
+
+
+def test_a_mirror_url_answers_or_the_error_says_what_was_tried(
+    server: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_VIT_MIRROR", f"{server.url}/m/")
+    with pytest.raises(DownloadError, match="KERAS_VIT_MIRROR does not have") as caught:
+        fetch(OBJECT)
+    assert all(f"{server.url}/m/{layout}" in str(caught.value) for layout in LAYOUTS)
+    server.requests.clear()
+    server.files[f"/m/{LAYOUTS[1]}"] = Served(GOOD, ["503"])
+    assert fetch(OBJECT) == cache / "https/storage.googleapis.com/vit_models/augreg/X.npz"
+    assert [path for path, _ in server.requests] == [f"/m/{layout}" for layout in (*LAYOUTS[:2], LAYOUTS[1])]

@@ -13,7 +13,7 @@ import family_table
 from command_line import fails, run
 from keras_vit import VisionTransformer, converters, export, visualize, zoo
 from keras_vit._util import downloads
-from keras_vit.errors import FileUnavailableError, LicenceError
+from keras_vit.errors import LicenceError
 from keras_vit.model.cost import count
 from keras_vit.zoo import catalogue, pretrained
 from marks import full_except
@@ -28,33 +28,25 @@ DATA = Path(__file__).parent / "data"
 OFFICIAL = {
     ("DINOv2-S/14", "lvd142m"): 22.06,
     ("DINOv2-B/14", "lvd142m"): 86.58,
-    ("DINOv2-L/14", "lvd142m"): 304.37,
     ("DINOv2-g/14", "lvd142m"): 1136.48,
     ("DINOv2-reg-B/14", "lvd142m"): 86.58,
     ("DINOv3-S/16", "lvd1689m"): 21.60,
     ("DINOv3-S+/16", "lvd1689m"): 28.69,
     ("DINOv3-B/16", "lvd1689m"): 85.66,
     ("DINOv3-B/16", "timm-lvd1689m"): 85.64,
-    ("DINOv3-L/16", "lvd1689m"): 303.13,
     ("DINOv3-H+/16", "lvd1689m"): 840.59,
     ("SigLIP-B/16", "webli-224"): 92.88,
     ("SigLIP-So400m/14", "webli-224"): 427.68,
     ("SigLIP2-B/32", "webli-256"): 94.55,
-    ("SigLIP2-L/16", "webli-256"): 315.96,
     ("SigLIP2-g-opt/16", "webli-256"): 1163.17,
     ("CLIP-B/16", "openai"): 86.19,
-    ("CLIP-B/32", "openai_ft_in1k-224"): 88.22,
     ("CLIP-L/14", "openai_ft_in12k_in1k-336"): 304.53,
     ("DeiT-Ti/16", "fb_in1k-224"): 5.72,
-    ("DeiT-B/16", "fb_in1k-384"): 86.86,
     ("DeiT-distilled-B/16", "fb_in1k-224"): 87.34,
-    ("DeiT3-M/16", "fb_in1k-224"): 38.85,
     ("DeiT3-H/14", "fb_in1k-224"): 632.13,
     ("FlexiViT-B", "1200ep_in1k"): 86.59,
     ("EVA02-Ti/14", "mim_in22k_ft_in1k"): 5.76,
-    ("EVA02-B/14", "mim_in22k_ft_in1k"): 87.12,
     ("EVA02-L/14", "mim_in22k_ft_in1k"): 305.08,
-    ("Mixer-B/16", "imagenet2012"): 59.88,
     ("Mixer-L/16", "imagenet2012"): 208.20,
     ("BiT-R50x1", "imagenet2012"): 25.55,
     ("BiT-R152x4", "imagenet2012"): 936.53,
@@ -90,14 +82,6 @@ def test_a_model_has_the_official_number_of_parameters() -> None:
             config = config.replace(patch_size=16, image_size=240)
         found[name, tag] = round(count(config).parameters / 1e6, 2)
     assert found == OFFICIAL
-
-
-def test_a_name_of_weights_without_a_card_is_never_another_model() -> None:
-    for name, nearest in (("deit_base_patch8_224", "DeiT-B/16"), ("vit_base_patch16_clip_224.openai", "CLIP-B/16")):
-        with pytest.raises(ValueError, match=f"No model has this name; the nearest are .*'{nearest}'"):
-            zoo.load(name)
-    with pytest.raises(FileNotFoundError, match="There is no file or folder"):
-        zoo.load("google/siglip2-base-patch16-naflex")  # another model
 
 
 def test_a_card_states_the_options_that_its_kind_of_file_has() -> None:
@@ -157,9 +141,7 @@ def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionT
     assert zoo.load("DINOv3-B/16", weights=None, accept_licence=False).config.rotary_theta == 100.0  # no download
 
 
-def test_a_file_that_was_downloaded_once_needs_no_acceptance(
-    small: VisionTransformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_downloaded_once_needs_no_acceptance(small: VisionTransformer, monkeypatch: Any) -> None:
     monkeypatch.setattr(downloads, "_is_cached", lambda source: True)
     assert_same_bits(values(zoo.load("DINOv3-B/16")), values(small))
 
@@ -173,13 +155,6 @@ def test_the_command_line_asks_likewise(
     assert not Path("out").exists()
     run(*arguments, "--accept-licence")
     assert_same_bits(values(converters.load("out")), values(small))
-
-
-def test_a_published_file_of_the_hub_needs_its_config(small: VisionTransformer, tmp_path: Path) -> None:
-    (config,) = (tmp_path / "mirror").rglob("config.json")
-    config.unlink()
-    with pytest.raises(FileUnavailableError, match=r"config\.json"):
-        zoo.load("DINOv3-B/16", accept_licence=True)
 
 
 # ---- the table of families

@@ -78,8 +78,8 @@ def safetensors_file(header: Any, data: bytes = bytes(8), length: int | None = N
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
-def entry(begin: int = 0, end: int = 8, *, dtype: str = "F32", shape: Any = (2,)) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+def entry(dtype: str = "F32", shape: Any = (2,)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [0, 8]}
 
 
 def hdf5(make: Callable[[h5py.File], Any]) -> bytes:
@@ -96,14 +96,11 @@ FORGED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "nothing": ("is empty", lambda: b""),
     "noise": ("starts with the bytes 01 02 03", lambda: b"\1\2\3"),
     "a pickle": ("is a pickle, which could run code and is never read", lambda: pickle.dumps(Trap())),
-    "one array": ("is a single .npy array", lambda: b"\x93NUMPY\1\0"),
     "an error page": ("is an HTML or XML page", lambda: b"<!DOCTYPE html><html><body>404</body></html>"),
     "a Git LFS pointer": ("is a Git LFS pointer", lambda: b"version https://git-lfs.github.com/spec/v1\n"),
-    "a config": ("is a JSON file", lambda: b'{"hidden_size": 768}'),
     "a model of Keras": ("is a .keras file", KERAS.read_bytes),
     # .npz
     "pickled objects": ("'w' holds pickled objects", lambda: npz(w=np.array([Trap()], dtype=object))),
-    "texts": ("'w' is '<U3'. Types read", lambda: npz(w=np.array(["abc"]))),
     "a script": ("'run.sh', which is no .npy", lambda: zipped({"run.sh": b""})),
     "a header that is code": ("cannot be read", lambda: npy_member("__import__('os').abort()")),
     "800 GB in a header": ("'w' claims 800000000000 bytes", lambda: npy_member(claim("(200000000000,)"))),
@@ -120,14 +117,8 @@ FORGED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "an encrypted member": ("is encrypted", lambda: replaced(npz(w=ARRAY), b"PK\1\2", 8, b"\1")),
     "a flipped bit": ("Bad CRC-32 for file 'w.npy'", lambda: replaced(npz(w=ARRAY), b"PK\1\2", -4, b"\1")),
     # .safetensors
-    "a header of 2^60 bytes": ("header too large", lambda: safetensors_file({}, length=2**60)),
     "a header past the end": ("invalid header length", lambda: safetensors_file("{}", b"", length=99)),
     "deep JSON": ("recursion limit", lambda: safetensors_file('{"a":' * 100_000)),
-    "a shape whose product overflows": ("overflow", lambda: safetensors_file({"a": entry(shape=[2**63] * 3)})),
-    "two tensors in one place": (
-        "invalid offset for tensor `b`",
-        lambda: safetensors_file({"a": entry(), "b": entry(4, 12)}, bytes(12)),
-    ),
     "missing bytes": ("file not fully covered", lambda: safetensors_file({"a": entry()}, bytes(7))),
     "a type that is not read": ("is 'F8_E4M3'", lambda: safetensors_file({"a": entry(dtype="F8_E4M3", shape=[8])})),
     # HDF5
@@ -251,9 +242,7 @@ def with_field(**field: Any) -> str:
 
 CONFIGS: dict[str | bytes, str] = {
     # config.json: words of the error
-    "{": "not valid JSON",
     "[]": "a list, not an object",
-    b'{"a": "\xff\xfe\xfd"}': "not valid JSON",
     '{"a":' * 100_000 + "1" + "}" * 100_000: "not valid JSON",
     '{"a": ' + "[" * 40 + "]" * 40 + "}": "nested more than 32",
     '{"a": "' + "x" * 11_000_000 + '"}': "has 11,000,009 bytes",
@@ -318,7 +307,6 @@ KERAS_FILES: list[tuple[str, dict[str, Any]]] = [
     ("not a VisionTransformer's", {"config": b'{"registered_name": "keras_vit>VisionTransformer"}'}),
     ("Received: 'eval'", {"registered_name": "builtins>eval", "class_name": "eval"}),
     ("describes", {"model": {"hidden_size": 100_000}}),
-    ("describes", {"model": {"num_layers": 10**9}}),
     ("describes", {"model": {"image_size": [10**6, 10**6], "position": "none"}}),
     ("does not describe", {"model": {"no_such_field": 1}}),
     ("cannot be read", {"weights": b"\x89HDF\r\n\x1a\n"}),

@@ -118,6 +118,7 @@ def test_resized_patches_and_positions_are_those_of_big_vision() -> None:
     want = arrays(FOLDER / "patch_resize.npz")
     kernel, table = want.pop("kernel"), want.pop("positions").reshape(1, 49, 8)
     methods = {"grid": "bilinear-antialias", "load_grid": "official"}
+    errors = {}
     for name, value in want.items():
         kind, _, text = name.partition("/")
         size = tuple(map(int, np.broadcast_to([int(side) for side in text.split("x")], 2)))
@@ -126,8 +127,9 @@ def test_resized_patches_and_positions_are_those_of_big_vision() -> None:
         else:
             got = position.resize(table, size, prefix_tokens=0, method=methods[kind]).reshape(value.shape)
         assert got.dtype == value.dtype
-        # TensorFlow builds the official resize matrix in float32: 1.2e-5 was measured for 30 pixels.
-        assert distance(got, value) <= 5e-5, name
+        errors[name] = distance(got, value)
+    # TensorFlow builds the official resize matrix in float32: 1.2e-5 was measured for 30 pixels.
+    assert max(errors.values()) <= 5e-5, errors
 
 
 def test_a_patch_of_the_same_size_is_an_exact_copy() -> None:

@@ -10,10 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
-from scipy import ndimage
 
 from feature_table import FORMATS
 from keras_vit import converters
@@ -70,16 +68,6 @@ def test_a_backbone_alone_gives_the_class_token(preset: Path) -> None:
     assert distance(model(want["images"]), want["tokens"][:, 0]) < CLOSE
 
 
-def test_a_preset_goes_to_another_resolution() -> None:
-    model = converters.load(DATA / "classifier", image_size=32)
-    with h5py.File(DATA / "classifier" / "model.weights.h5") as file:
-        table = file["layers/vi_t_patching_and_embedding/position_embedding/vars/0"][()]
-    grid = ndimage.zoom(table[1:].reshape(2, 2, -1), (2, 2, 1), order=1).reshape(16, -1)
-    received = values(model)["position/embedding"]
-    np.testing.assert_allclose(received[0], np.concatenate([table[:1], grid]), rtol=1e-6, atol=1e-6)
-    assert model(np.zeros((1, 32, 32, 3), np.float32)).shape == (1, 5)
-
-
 @pytest.mark.filterwarnings("ignore:keras_vit. .* files do not say activation")  # google, big_vision: GELU by erf
 def test_a_preset_moves_to_every_format_and_keeps_its_bits(tmp_path: Path) -> None:
     formats = {"classifier": [name for name in FORMATS if load_table(name).writable], "no_bias": ["timm"]}
@@ -101,16 +89,12 @@ def test_the_format_is_only_read(preset: Path) -> None:
 
 WRONG: list[tuple[str, str, Any, str]] = [
     ("task.json", "pooling", "gap", "its mean includes the class token"),
-    ("task.json", "pooling", "max", "classifier|task.config"),
     ("task.json", "num_classes", 6, "num_classes 6 where the tensors have 5"),
     ("config.json", "num_heads", 4, "num_heads=4"),
-    ("config.json", "image_shape", [16, 16], "image_shape cannot be"),
     ("config.json", "image_shape", [16, 32, 3], "position/embedding"),
     ("config.json", "mlp_dim", 13, "mlp_dim 13"),
-    ("config.json", "layer_norm_epsilon", "small", "norm_epsilon"),
     ("image_converter.json", "pad_to_aspect_ratio", True, "images are padded"),
     ("image_converter.json", "scale", 0, "image_converter.config cannot be"),
-    ("image_converter.json", "scale", {"a": 1}, "image_converter.config cannot be"),
     ("image_converter.json", "interpolation", "lanczos5", "interpolation"),
 ]
 

@@ -112,14 +112,6 @@ def test_frozen_parts_stay_frozen_resized_and_reloaded(tmp_path: Path) -> None:
     assert 0 < len(trained) < len(built().trainable_weights)
 
 
-def test_a_string_names_one_feature_and_top_is_a_count() -> None:
-    model = built()
-    images = np.zeros((1, *model.input_shape[1:]), np.float32)
-    assert list(model.features(images, layers="block_0")) == ["block_0"]
-    with pytest.raises(ValueError, match="Received: 0"):
-        model.decode_predictions(model(images), top=0)
-
-
 # ---- .keras files
 
 
@@ -170,14 +162,3 @@ def test_a_keras_file_is_loaded_as_keras_loads_it(tmp_path: Path, dtype: str | N
     for ours, theirs in zip(loaded.weights, want.weights, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(np.asarray(ours, "float64"), np.asarray(theirs, "float64"))
-
-
-def test_an_unpooled_model_with_a_class_token_is_no_file_of_timm(tmp_path: Path) -> None:
-    # timm's global_pool "" of a file with a class token is "token_unpooled".
-    model = built(num_layers=1, classifier="unpooled", class_token=True)
-    with pytest.raises(CheckpointError, match="cannot express classifier='unpooled' with class_token=True"):
-        converters.save(model, tmp_path / "model", format="timm")
-    assert not list(tmp_path.rglob("*.safetensors"))
-    for classifier in ("unpooled", "token_unpooled"):
-        path = converters.save(built(num_layers=1, classifier=classifier), tmp_path / classifier, format="timm")
-        assert converters.load(path).config.classifier == classifier
