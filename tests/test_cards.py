@@ -1,14 +1,19 @@
 """Model cards: what they state is true of the models, and a wrong card is one clear error."""
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keras_vit._util import data_files
+from keras_vit.converters.table import load_table
 from keras_vit.errors import CardError
+from keras_vit.export.quantization.modes import load_mode
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
+from keras_vit.train import recipe
 from keras_vit.zoo import catalogue
 from keras_vit.zoo.cards import Family, Weights, read_family
 from marks import full_except
@@ -157,3 +162,51 @@ def test_two_families_may_not_claim_the_same_tag_or_rank(tmp_path: Path) -> None
         rows = [*read_text(tmp_path, CARD).weights, *read_text(tmp_path, second).weights]
         with pytest.raises(CardError, match="same tag or rank"):
             catalogue.gather(rows)
+
+
+# ---- any table in a TOML file
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "format": load_table,
+    "card": read_family,
+    "recipe": recipe,
+    "mode": load_mode,
+}
+DEEP = ("a = " + "[" * 20_000 + "]" * 20_000, "a = " + "{b = " * 5_000 + "1" + "}" * 5_000, "a." * 3_000 + "b = 1")
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_table_that_is_nested_deeply_is_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    for text in DEEP:
+        path.write_text(text)
+        with pytest.raises(ValueError, match="deep.toml is nested") as caught:
+            READERS[kind](path)
+        assert len(str(caught.value)) < 500
+
+
+FORMAT = """
+format = "mine"
+container = "safetensors"
+layout = "torch"
+detect = ["x"]
+tensors = { "head/kernel" = "head.weight" }
+"""
+
+
+def test_a_wrong_type_in_a_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value, said in (
+        ("tensors", 7, "tensors must be a table. Received: 7"),
+        ("tensors", {"a": 7}, "tensors.a must be a list. Received: 7"),
+        ("tensors", {"a": [7]}, r"tensors.a\[0\] must be text. Received: 7"),
+        ("tensors", {"a": "b | if x = " + "[" * 5_000}, "."),
+        ("json", {"fields": {}}, r"json must be text. Received: \{'fields'"),
+        ("json", "timmm", r"json must be one of \['huggingface', .*'timm'"),
+        ("jsn", "timm", "has no key 'jsn'; the nearest is 'json'"),
+    ):
+        table = {**tomllib.loads(FORMAT), key: value}
+        monkeypatch.setattr("keras_vit.converters.table._read_raw", lambda *_, table=table: table)
+        with pytest.raises(ValueError, match=said) as caught:
+            load_table(tmp_path / "mine.toml")
+        assert str(tmp_path / "mine.toml") in str(caught.value)

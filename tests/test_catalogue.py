@@ -2,13 +2,8 @@
 
 import ast
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from keras_vit import zoo
 from keras_vit._util import data_files
@@ -92,16 +87,6 @@ def find(name: str, weights: str = "default") -> Weights:
 def test_every_spelling_has_one_canonical_name() -> None:
     found = {name: {canonical_name(spelling) for spelling in row.split(", ")} for name, row in SPELLINGS.items()}
     assert found == {name: {name} for name in SPELLINGS}
-
-
-@given(st.text(max_size=20))
-def test_any_text_is_a_name_or_one_clear_error(text: str) -> None:
-    try:
-        canonical = canonical_name(text)
-    except ValueError as error:
-        assert repr(text) in str(error)
-    else:
-        assert canonical_name(canonical) == canonical
 
 
 def test_what_is_no_architecture_is_refused_and_the_nearest_is_offered() -> None:
@@ -212,6 +197,10 @@ ALIASES = {
 
 
 def test_a_name_of_another_package_stands_for_its_own_weights() -> None:
+    for family in families():
+        for name, stated in family.table.get("aliases", {}).items():
+            assert catalogue.alias(name) == (stated["model"], stated["weights"])
+            assert stated["weights"] in zoo.card(stated["model"]).weights or stated["weights"].startswith("hf://")
     for name, (model, weights) in ALIASES.items():
         assert zoo.card(name).name == model
         assert zoo.names(name) == [model]
@@ -224,22 +213,7 @@ def test_a_name_of_another_package_stands_for_its_own_weights() -> None:
         assert random and random.image_size == (known or find(model)).base_config().image_size
 
 
-def test_there_are_twenty_aliases_and_each_has_its_model_and_weights() -> None:
-    listed = [row for family in families() for row in family.table.get("aliases", {}).items()]
-    assert len(listed) == 20
-    for name, stated in listed:
-        model, weights = stated["model"], stated["weights"]
-        assert catalogue.alias(name) == (model, weights)
-        assert weights in zoo.card(model).weights or weights.startswith("hf://")
-
-
 # ---- what is shown
-
-
-def test_a_card_prints_what_a_user_asks_of_it() -> None:
-    text = str(catalogue.card("B/16"))
-    for said in ("ViT-B/16", "(default)", FINE_TUNED, "85.49 % top-1", "README of google-research", "2106.10270"):
-        assert said in text
 
 
 def test_the_table_has_a_row_for_every_file_and_says_what_the_cards_say() -> None:
@@ -261,16 +235,6 @@ def test_the_table_has_a_row_for_every_file_and_says_what_the_cards_say() -> Non
         chosen = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
         assert chosen.pop("accept_licence", False) == (weights.terms is not None)
         assert find(name, **chosen) is weights
-
-
-def test_the_catalogue_starts_neither_keras_nor_tensorflow() -> None:
-    code = (
-        "import sys; from keras_vit.zoo import catalogue; catalogue.table(); str(catalogue.card('B/16')); "
-        "print({'keras', 'tensorflow', 'numpy'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", code]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(zoo.__file__).parents[2])
-    assert shown.stdout.strip() == "set()"
 
 
 # ---- labels

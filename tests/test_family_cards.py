@@ -11,7 +11,7 @@ import pytest
 
 import family_table
 from command_line import fails, run
-from keras_vit import VisionTransformer, converters, export, visualize, zoo
+from keras_vit import VisionTransformer, converters, zoo
 from keras_vit._util import downloads
 from keras_vit.errors import LicenceError
 from keras_vit.model.cost import count
@@ -193,17 +193,3 @@ def test_a_row_of_the_table_says_what_the_models_do(family: str, tmp_path: Path)
     else:
         with pytest.raises(ValueError, match="Attention maps need blocks with attention"):
             model.attention_maps(images)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("family", family_table.configs())
-def test_every_kind_of_a_family_is_exported_and_drawn(family: str, tmp_path: Path) -> None:
-    for index, config in enumerate(family_table.configs()[family]):
-        model = randomised(VisionTransformer(config))
-        export.tflite(model, tmp_path / f"{index}.tflite", quantize="none")
-        export.saved_model(model, tmp_path / str(index))
-        images = np.random.default_rng(0).integers(0, 256, (2, *config.size, 3), np.uint8)
-        visualize.report(model, images, tmp_path / f"{index}.html")
-        sections = (tmp_path / f"{index}.html").read_text(encoding="utf-8")
-        left_out = "Left out: this model has no attention" in sections
-        assert left_out == (family_table.rows()[family]["visualizes"] != "all")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import gc
 import json
-import threading
 import warnings
 import zlib
-from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from file_server import FileServer, Served
 from keras_vit import VisionTransformer, ViTConfig, converters, zoo
 from keras_vit.converters.assign import variables_by_path as weights_of
 from keras_vit.errors import DownloadError
@@ -236,22 +234,11 @@ def mirror(files: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def web(files: Path, hundred: Path, cache: Path) -> Iterator[str]:
-    """Start a web server with all of these files."""
-
-    class Silent(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
-
-        def translate_path(self, path: str) -> str:
-            name = unquote(path.lstrip("/"))
-            return str(hundred if name == hundred.name else files / name)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+def web(server: FileServer, files: Path, hundred: Path, cache: Path) -> str:
+    """Serve all of these files."""
+    server.files = {f"/{path.relative_to(files)}": Served(path.read_bytes()) for path in files.rglob("*.*")}
+    server.files[f"/{quote(hundred.name)}"] = Served(hundred.read_bytes())
+    return server.url
 
 
 def test_the_name_of_a_model_or_of_its_file_loads_it(mirror: Path) -> None:
@@ -371,10 +358,11 @@ def test_changes_that_the_weights_cannot_follow_are_refused() -> None:
             zoo.load("digits", **changes)
 
 
-def test_the_config_beside_a_file_is_obeyed_wherever_it_comes_from(files: Path, web: str) -> None:
+def test_the_config_beside_a_file_is_obeyed_wherever_it_comes_from(files: Path, server: FileServer) -> None:
     model = filled(ViTConfig.from_name("Ti/16", image_size=32, num_classes=2, activation="gelu_quick"))
-    converters.save(model, files / "hub", format="huggingface")
-    for weights in (files / "hub", f"{web}/hub/model.safetensors"):
+    folder = converters.save(model, files / "hub", format="huggingface").parent
+    server.files = {f"/hub/{path.name}": Served(path.read_bytes()) for path in folder.iterdir()}
+    for weights in (folder, f"{server.url}/hub/model.safetensors"):
         again = zoo.load("Ti/16", weights=weights)
         assert (again.config.activation, again.config.norm_epsilon) == ("gelu_quick", model.config.norm_epsilon)
 
