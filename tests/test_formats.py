@@ -25,12 +25,7 @@ from tiny_models import built
 CASES = list(reference.CASES)
 ONE_SIZE, RESIZED = reference.of_kind("official_npz"), reference.of_kind("official_npz_interpolation")
 OF_A_FORMAT = {"google": "vit_token", "big_vision": "bv_tok_rep", "huggingface": "hf_cls_v5", "timm": "timm_token"}
-METHODS = {
-    "google": "official",
-    "big_vision": "official",
-    "huggingface": "bicubic",
-    "timm": "bicubic-antialias",
-}
+METHODS = {"google": "official", "big_vision": "official", "huggingface": "bicubic", "timm": "bicubic-antialias"}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:keras_vit. images of 35x38:UserWarning"),

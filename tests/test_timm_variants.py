@@ -138,8 +138,7 @@ def test_what_is_not_known_is_refused_and_never_guessed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "refused"),
-    [("timm", cases.REFUSED_BY_TIMM), ("huggingface", cases.REFUSED_BY_TRANSFORMERS)],
+    ("format", "refused"), [("timm", cases.REFUSED_BY_TIMM), ("huggingface", cases.REFUSED_BY_TRANSFORMERS)]
 )
 def test_what_another_package_cannot_be_is_not_written_for_it(
     tmp_path: Path, format: str, refused: dict[str, str]
