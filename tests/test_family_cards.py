@@ -47,6 +47,7 @@ OFFICIAL = {
     ("FlexiViT-B", "1200ep_in1k"): 86.59,
     ("EVA02-Ti/14", "mim_in22k_ft_in1k"): 5.76,
     ("EVA02-L/14", "mim_in22k_ft_in1k"): 305.08,
+    ("Mixer-B/16", "imagenet2012"): 59.88,
     ("Mixer-L/16", "imagenet2012"): 208.20,
     ("BiT-R50x1", "imagenet2012"): 25.55,
     ("BiT-R152x4", "imagenet2012"): 936.53,
