@@ -87,6 +87,7 @@ def test_a_transfer_that_fails_is_continued(
     [
         (Served(GOOD, ["404"]), None, "404 .*no such file there"),
         (Served(GOOD, ["403"]), None, "403 .*no access to it"),
+        (Served(GOOD, ["400"]), None, "400 .*instead of a file"),
         (Served(GOOD, ["503"] * 5), None, "5 attempts.*503"),
         (Served(GOOD, ["cut"] * 9), None, "5 attempts"),
         (Served(GOOD, ["wrong"]), sha256(GOOD), "its SHA-256 is .* expected"),
@@ -286,6 +287,8 @@ def test_local_files_are_returned_as_they_are(tmp_path: Path) -> None:
     for wrong in (f"{path.as_uri()}#sha256=12", f"{path.as_uri()}#sha265={OTHER}"):
         with pytest.raises(ValueError, match="64 hexadecimal digits"):
             fetch(wrong)
+    with pytest.raises(ValueError, match="contradict"):
+        fetch(f"{path.as_uri()}#sha256={OTHER}", sha256="b" * 64)
     assert fetch(str(tmp_path)) == tmp_path
     with pytest.raises(DownloadError, match=f"expected {OTHER}"):
         fetch(str(path), sha256=OTHER)
