@@ -199,6 +199,12 @@ def test_a_processors_sizes_are_those_of_its_class() -> None:
 # ---- files without a config.json, and names of other writers
 
 
+def test_values_that_transformers_leaves_out_of_a_nested_config_are_its_defaults() -> None:
+    for format, kind in (("huggingface_siglip", "siglip"), ("huggingface_clip", "clip")):
+        values = {"vision_config": {"model_type": f"{kind}_vision_model"}}  # google/siglip-base-patch16-224 has no more
+        assert load_table(format).json.read(values) == {"num_heads": 12}
+
+
 def test_tensors_that_change_nothing_are_not_needed(tmp_path: Path) -> None:
     # A SiglipForImageClassification whose config has vision_use_head: the pooling is in the file, and is not used.
     tensors = load_file(FOLDER / "hf_siglip_cls" / "model.safetensors")
@@ -303,6 +309,8 @@ def test_a_packed_gate_is_told_from_a_plain_mlp_by_its_shape(tmp_path: Path) -> 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("timm", {"key_bias": False}, "one tensor for several variables.*qkv.bias"),
     ("google", {"key_bias": False}, "key_bias=False"),
+    ("google", {"classifier": "unpooled", "class_token": True}, "classifier='unpooled'"),
+    ("timm", {"classifier": "unpooled", "class_token": True}, "classifier='unpooled' with class_token=True"),
     ("huggingface", {"gated_mlp": True}, "gated MLP"),
     ("huggingface", {"rotary_theta": 100.0}, "rotary_theta=100.0"),
     ("huggingface", {"classifier": "token_gap"}, "classifier='token_gap'"),

@@ -13,7 +13,7 @@ import family_table
 from command_line import fails, run
 from keras_vit import VisionTransformer, converters, zoo
 from keras_vit._util import downloads
-from keras_vit.errors import LicenceError
+from keras_vit.errors import FileUnavailableError, LicenceError
 from keras_vit.model.cost import count
 from keras_vit.zoo import catalogue, pretrained
 from marks import full_except
@@ -133,13 +133,17 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> Visio
     return model
 
 
-def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionTransformer) -> None:
+def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionTransformer, tmp_path: Path) -> None:
     with pytest.raises(LicenceError, match="DINOv3 License.*https://ai.meta.com/.*accept_licence=True"):
         zoo.load("DINOv3-B/16")
     model = zoo.load("DINOv3-B/16", accept_licence=True)
     assert_same_bits(values(model), values(small))
     assert model.config.preprocessing == small.config.preprocessing
     assert zoo.load("DINOv3-B/16", weights=None, accept_licence=False).config.rotary_theta == 100.0  # no download
+    (config,) = (tmp_path / "mirror").rglob("config.json")
+    config.unlink()
+    with pytest.raises(FileUnavailableError, match=r"config\.json"):  # a file of the hub needs it
+        zoo.load("DINOv3-B/16", accept_licence=True)
 
 
 def test_a_file_that_was_downloaded_once_needs_no_acceptance(small: VisionTransformer, monkeypatch: Any) -> None:

@@ -16,6 +16,7 @@ import feature_table
 import reference_cases as reference
 from format_cases import load
 from keras_vit import converters
+from keras_vit.converters.containers import open_container
 from keras_vit.converters.saving import plan_file
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
@@ -276,3 +277,14 @@ def test_a_class_token_without_a_position_row_has_an_empty_one_for_transformers(
     assert np.array_equal(table[:, 1:], values(model)["position/embedding"])
     larger = converters.load(path, image_size=(24, 40))  # the zero rows are removed after interpolation
     assert_same_bits(values(larger), values(model.resized((24, 40), method=larger.config.position_method)))
+
+
+def test_rows_that_are_noted_as_empty_and_are_not_are_refused(tmp_path: Path) -> None:
+    path = converters.save(built(position_prefix=False), tmp_path / "out", format="huggingface")
+    with open_container(path) as container:
+        note = container.metadata
+    tensors = load_file(path)
+    tensors["vit.embeddings.position_embeddings"][0, 0, 5] = 1
+    save_file(tensors, path, metadata=note)
+    with pytest.raises(CheckpointError, match="are zero, and they are not"):
+        converters.load(path)

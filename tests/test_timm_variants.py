@@ -137,6 +137,14 @@ def test_what_is_not_known_is_refused_and_never_guessed(tmp_path: Path) -> None:
             converters.load(changed(tmp_path, "class_token_without_position", **entries))
 
 
+def test_a_norm_behind_the_pooling_does_not_tell_the_pooling(tmp_path: Path) -> None:
+    path = Path(shutil.copy(FOLDER / "mean_beside_a_class_token" / "model.safetensors", tmp_path))
+    with pytest.raises(CheckpointError, match=r"pass config=\{'classifier': 'token' or 'gap'\}"):
+        converters.load(path, config={"num_heads": 2})
+    model = converters.load(path, config={"num_heads": 2, "classifier": "gap"})
+    assert distance(model(prepared(model.config)), OUTPUTS["mean_beside_a_class_token"]) < cases.TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("format", "refused"), [("timm", cases.REFUSED_BY_TIMM), ("huggingface", cases.REFUSED_BY_TRANSFORMERS)]
 )

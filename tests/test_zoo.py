@@ -326,6 +326,9 @@ def test_the_config_beside_a_file_is_obeyed_wherever_it_comes_from(files: Path, 
     for weights in (folder, f"{server.url}/hub/model.safetensors"):
         again = zoo.load("Ti/16", weights=weights)
         assert (again.config.activation, again.config.norm_epsilon) == ("gelu_quick", model.config.norm_epsilon)
+    bare = converters.save(model, files / "bare", format="timm")
+    server.files = {"/bare/model.safetensors": Served(bare.read_bytes())}  # the name tells the heads
+    assert zoo.load("Ti/16", weights=f"{server.url}/bare/model.safetensors").config.num_heads == 3
 
 
 def test_labels_that_a_file_has_go_before_the_cards(tmp_path: Path) -> None:
