@@ -248,7 +248,8 @@ def test_a_list_has_one_row_a_class() -> None:
     # WordNet ids of ILSVRC 2012, in the order that all models use.
     known = labels.names("imagenet2012", 1000)
     assert [label_id for label_id, _ in known] == sorted(label_id for label_id, _ in known)
-    assert (known[0], known[207][0]) == (("n01440764", "tench"), "n02099601")
+    assert (known[0][0], known[207][0], known[999][0]) == ("n01440764", "n02099601", "n15075141")
+    assert known[207][1].startswith("golden retriever")
 
 
 def test_a_models_own_names_are_numbered_and_a_wrong_list_is_refused() -> None:

@@ -228,7 +228,8 @@ def test_a_head_of_zeros_is_said_once_and_read(tmp_path: Path) -> None:
     model.get_layer("head").bias.assign(np.zeros(5))
     path = converters.save(model, tmp_path / "ViT-B_16.npz", format="google")
     with pytest.warns(UserWarning, match="^keras_vit: the head of ViT-B_16.npz is all zeros") as seen:
-        assert_same_bits(values(converters.load(path)), values(model))
+        loaded = converters.load(path)
+    assert_same_bits(values(loaded), values(model))
     assert [one.filename for one in seen] == [__file__]  # the warning shows the caller's line
     with warnings.catch_warnings():
         warnings.simplefilter("error")
