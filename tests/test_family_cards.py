@@ -27,7 +27,6 @@ DATA = Path(__file__).parent / "data"
 # FlexiViT has 86.59 there, with patches of 16 pixels at 240.
 OFFICIAL = {
     ("DINOv2-S/14", "lvd142m"): 22.06,
-    ("DINOv2-g/14", "lvd142m"): 1136.48,
     ("DINOv2-reg-B/14", "lvd142m"): 86.58,
     ("DINOv3-S+/16", "lvd1689m"): 28.69,
     ("DINOv3-B/16", "lvd1689m"): 85.66,
@@ -43,7 +42,6 @@ OFFICIAL = {
     ("EVA02-B/14", "mim_in22k_ft_in1k"): 87.12,
     ("Mixer-B/16", "imagenet2012"): 59.88,
     ("BiT-R50x1", "imagenet2012"): 25.55,
-    ("BiT-R101x3", "imagenet2012"): 387.93,
 }
 # A file of the official code -> the model and tag with the same options.
 CASES = {
