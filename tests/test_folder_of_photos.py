@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,14 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import command_line
 import doc_blocks
 import keras_vit
 import photo_folder
 
 PAGE = doc_blocks.ROOT / "docs" / "folder-of-photos.md"
 MODEL = "MODEL=digits"  # what the page says to take without internet
-QUICK = ("--set", "epochs=1", "--set", "xla=false")  # compiling takes longer than an epoch
 NOISE = ("Traceback", "Warning", ".py:", "{{", "\r", "\x1b", "oneDNN", "cuda")
 
 
@@ -61,18 +58,6 @@ def finish(process: subprocess.Popen[str]) -> str:
     assert process.returncode == 0, err[-3000:]
     assert not [word for word in NOISE if word in out + err], err
     return out
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore:.* are held out", "ignore:the report shows 16 of the 20 images")
-def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
-    photo_folder.make(tmp_path / "photos")
-    for command in page_commands():
-        _, *arguments = shlex.split(command.replace("$MODEL", MODEL.partition("=")[2]), comments=True)
-        has_steps = arguments[0] == "train" and arguments[1] != "linear-probe"
-        command_line.run(*arguments, *(QUICK if has_steps else ()))
 
 
 @pytest.mark.full

@@ -21,35 +21,29 @@ def finetune(**changes: Any) -> Recipe:
     return recipe("finetune", **changes)
 
 
-@pytest.mark.parametrize(
-    ("gib", "replicas", "changes"),
-    [(20, 1, {}), (80, 1, {}), (20, 8, {}), (5, 1, {}), (5, 1, {"remat": True}), (9, 1, {"batch_size": 30})],
-)
-def test_the_fewest_micro_batches_that_fit(gib: int, replicas: int, changes: dict[str, Any]) -> None:
-    chosen = finetune(**changes)
-    number = fewest_micro_batches(chosen, CONFIG, replicas=replicas, memory=gib * GIB)
-    images = chosen.batch_size // replicas
-    plans = {
-        n: plan_step(chosen.replace(accumulation=n), CONFIG, replicas=replicas)
-        for n in range(1, number + 1)
-        if images % n == 0
-    }
-    limit = memory.CHOSEN_SHARE * gib * GIB
-    assert plans.pop(number).total <= limit
-    assert all(planned.total + memory.WAITING_BATCHES * planned.images > limit for planned in plans.values())
-
-
-def test_the_numbers_for_the_first_command_of_the_readme() -> None:
+def test_the_fewest_micro_batches_that_fit() -> None:
+    cases = [(20, 1, {}), (20, 8, {}), (5, 1, {"remat": True}), (9, 1, {"batch_size": 30})]
+    for gib, replicas, changes in cases:
+        chosen = recipe("finetune", **changes)
+        number = fewest_micro_batches(chosen, CONFIG, replicas=replicas, memory=gib * GIB)
+        numbers = [n for n in range(1, number + 1) if chosen.batch_size // replicas % n == 0]
+        plans = {n: plan_step(chosen.replace(accumulation=n), CONFIG, replicas=replicas) for n in numbers}
+        limit = memory.CHOSEN_SHARE * gib * GIB
+        assert plans.pop(number).total <= limit
+        assert all(planned.total + memory.WAITING_BATCHES * planned.images > limit for planned in plans.values())
+    # The first command of the readme
     numbers = [fewest_micro_batches(finetune(), CONFIG, replicas=1, memory=gib * GIB) for gib in (8, 16, 40, 140)]
     assert numbers == [128, 64, 16, 4]
     assert fewest_micro_batches(finetune(), CONFIG, replicas=1, memory=None) == 1
 
 
 def test_one_image_that_does_not_fit_is_refused_with_figures_and_remedies() -> None:
-    with pytest.raises(ValueError, match=r"one image at once of 384x384 pixels needs about 2.74 GiB .* 1.00 GiB. Set"):
+    with pytest.raises(ValueError, match=r"one image at once of 384x384 pixels needs about 2.74 GiB .* 1.00 GiB"):
         fewest_micro_batches(finetune(), CONFIG, replicas=1, memory=GIB)
     # The plan of a recipe that freezes variables is an upper bound.
     assert fewest_micro_batches(finetune(freeze=["block_*"]), CONFIG, replicas=1, memory=GIB) == 512
+    assert memory.evaluation_batch(finetune(accumulation=8), CONFIG, replicas=1) == 64
+    assert memory.evaluation_batch(finetune(accumulation=512), CONFIG, replicas=1) < 32
 
 
 def test_a_stated_number_is_refused_beyond_the_error_of_plans_and_warned_of_within() -> None:
@@ -65,47 +59,43 @@ def test_a_stated_number_is_refused_beyond_the_error_of_plans_and_warned_of_with
         check_memory(chosen, planned, memory=None)
 
 
-def test_an_evaluation_needs_no_more_than_a_training_step() -> None:
-    assert memory.evaluation_batch(finetune(accumulation=8), CONFIG, replicas=1) == 64
-    assert memory.evaluation_batch(finetune(accumulation=512), CONFIG, replicas=1) < 32
+# Text of files of a machine -> the bytes that are free
+MACHINES: list[tuple[dict[str, str], int | None]] = [
+    ({}, None),
+    ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "proc/self/cgroup": ""}, 2048 * 1024),
+    (  # cgroup 2: the smallest room of the group and those above; the page cache can be taken back
+        {
+            "proc/meminfo": "MemAvailable: 9000 kB\n",
+            "proc/self/cgroup": "0::/pod/box\n",
+            "sys/fs/cgroup/pod/box/memory.max": "max\n",
+            "sys/fs/cgroup/pod/box/memory.current": "5000\n",
+            "sys/fs/cgroup/pod/box/memory.stat": "anon 1\ninactive_file 7\n",
+            "sys/fs/cgroup/pod/memory.max": "9000\n",
+            "sys/fs/cgroup/pod/memory.current": "5000\n",
+            "sys/fs/cgroup/pod/memory.stat": "anon 1\ninactive_file 7\n",
+        },
+        4007,
+    ),
+    (  # cgroup 1; the path is that of the host, and the container sees its own group at the top
+        {
+            "proc/meminfo": "MemAvailable: 9000 kB\n",
+            "proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/x\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9000\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "8000\n",
+            "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 30\n",
+        },
+        1001,
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, None),
-        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "proc/self/cgroup": ""}, 2048 * 1024),
-        (  # cgroup 2: the smallest room of the group and those above; the page cache can be taken back
-            {
-                "proc/meminfo": "MemAvailable: 9000 kB\n",
-                "proc/self/cgroup": "0::/pod/box\n",
-                "sys/fs/cgroup/pod/box/memory.max": "max\n",
-                "sys/fs/cgroup/pod/box/memory.current": "5000\n",
-                "sys/fs/cgroup/pod/box/memory.stat": "anon 1\ninactive_file 7\n",
-                "sys/fs/cgroup/pod/memory.max": "9000\n",
-                "sys/fs/cgroup/pod/memory.current": "5000\n",
-                "sys/fs/cgroup/pod/memory.stat": "anon 1\ninactive_file 7\n",
-            },
-            4007,
-        ),
-        (  # cgroup 1; the path is that of the host, and the container sees its own group at the top
-            {
-                "proc/meminfo": "MemAvailable: 9000 kB\n",
-                "proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/x\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9000\n",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "8000\n",
-                "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 30\n",
-            },
-            1001,
-        ),
-    ],
-    ids=["no /proc", "machine", "cgroup 2", "cgroup 1"],
-)
-def test_free_memory_respects_the_container(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert free_memory(tmp_path) == expected
+def test_free_memory_respects_the_container(tmp_path: Path) -> None:
+    for number, (files, expected) in enumerate(MACHINES):
+        for name, text in files.items():
+            path = tmp_path / str(number) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert free_memory(tmp_path / str(number)) == expected
 
 
 def test_the_variable_states_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

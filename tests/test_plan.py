@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
@@ -16,43 +15,27 @@ from keras_vit.model.layers import runtime
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.measure.planner import PARTS, plan
 from marks import full_except
+from refusals import unrefused
 from test_parameter_counts import GSAM, OFFICIAL
-from tiny_models import FAMILIES, VARIANTS, prepared, tiny
-
-
-@functools.cache
-def built(variant: str) -> VisionTransformer:
-    return VisionTransformer(tiny(**(VARIANTS | FAMILIES)[variant]))
-
-
-@pytest.mark.parametrize("variant", VARIANTS | FAMILIES)
-def test_a_variants_parameters_are_counted_without_building_it(variant: str) -> None:
-    assert count(built(variant).config).parameters == built(variant).count_params()
+from tiny_models import VARIANTS, prepared, tiny
 
 
 @pytest.mark.parametrize("name", full_except(["ViT-Ti_16", "R26+ViT-S_32"], OFFICIAL))
 def test_official_models_have_their_published_number_of_parameters(name: str) -> None:
     at_224, headless, at_384 = OFFICIAL[name]
     assert plan(name, batch_size=1).parameters == at_224
-    assert plan(name, batch_size=1, num_classes=0).parameters == headless
-    assert plan(name, batch_size=1, image_size=384).parameters == at_384
+    assert count(ViTConfig.from_name(name, num_classes=0)).parameters == headless
+    assert count(ViTConfig.from_name(name, image_size=384)).parameters == at_384
+    if name in GSAM:
+        assert count(ViTConfig.from_name(name, classifier="gap")).parameters == GSAM[name]
 
 
-@pytest.mark.parametrize("name", GSAM)
-def test_gap_models_have_their_published_number_of_parameters(name: str) -> None:
-    assert count(ViTConfig.from_name(name, classifier="gap")).parameters == GSAM[name]
+PUBLISHED = {"Ti/16": (1.3, 0.05), "S/16": (4.6, 0.05), "B/16": (17.56, 0.005), "L/32": (15.38, 0.005)}
 
 
-# 1e9 multiply-adds per image at 224 pixels, rounded as published: 1.3 and 4.6 for Ti and S by DeiT (arXiv 2012.12877),
-# the others by torchvision (its pages of vit_b_16, vit_b_32, vit_l_16 and vit_l_32).
-PUBLISHED = {"Ti/16": (1.3, 0.05), "S/16": (4.6, 0.05), "B/16": (17.56, 0.005), "B/32": (4.41, 0.005)}
-PUBLISHED |= {"L/16": (61.55, 0.005), "L/32": (15.38, 0.005)}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_arithmetic_is_what_is_published_to_its_last_digit(name: str) -> None:
-    published, half_a_digit = PUBLISHED[name]
-    assert plan(name, batch_size=1).forward_flops / 2e9 == pytest.approx(published, abs=half_a_digit)
+def test_arithmetic_is_what_is_published_to_its_last_digit() -> None:
+    for name, (published, half_a_digit) in PUBLISHED.items():
+        assert plan(name, batch_size=1).forward_flops / 2e9 == pytest.approx(published, abs=half_a_digit), name
 
 
 # TensorFlow's names of matrix products and convolutions; a plan does not count elementwise operations.
@@ -76,9 +59,26 @@ def profiled_flops(model: VisionTransformer) -> int:
 
 
 # The profiler does not count Einsum, which computes the scores of relative positions.
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "relative" not in variant])
-def test_arithmetic_is_what_tensorflows_profiler_counts(variant: str) -> None:
-    assert plan(built(variant).config, batch_size=1).forward_flops == profiled_flops(built(variant))
+@pytest.mark.parametrize(
+    "variant",
+    full_except(
+        [
+            "pure",
+            "hybrid",
+            "map",
+            "unpooled",
+            "headless",
+            "representation",
+            "distilled",
+            "2-D positions at every block",
+        ],
+        [variant for variant in VARIANTS if "relative" not in variant],
+    ),
+)
+def test_parameters_and_arithmetic_are_those_of_the_model(variant: str) -> None:
+    model = VisionTransformer(tiny(**VARIANTS[variant]))
+    assert count(model.config).parameters == model.count_params()
+    assert plan(model.config, batch_size=1).forward_flops == profiled_flops(model)
 
 
 def test_relative_positions_let_each_query_meet_every_offset() -> None:
@@ -132,7 +132,7 @@ KEPT: dict[str, dict[str, Any]] = {
 BOTH = [(case, "float32") for case in KEPT] + [(case, "mixed_bfloat16") for case in ("pure", "hybrid", "dropout")]
 
 
-QUICK = [("pure", "float32"), ("hybrid", "float32"), ("map", "float32"), ("dropout", "mixed_bfloat16")]
+QUICK = [("pure", "float32"), ("map", "float32"), ("dropout", "mixed_bfloat16")]
 
 
 @pytest.mark.parametrize(("case", "dtype"), full_except(QUICK, BOTH))
@@ -143,6 +143,7 @@ def test_what_is_kept_for_the_gradient_is_what_tensorflows_graph_keeps(case: str
     assert planned == pytest.approx(kept_bytes(config, dtype=dtype), rel=0.05)
 
 
+@pytest.mark.full
 def test_a_block_that_is_computed_again_keeps_its_input_only() -> None:
     configs = [tiny(**LARGER).replace(num_layers=layers) for layers in (1, 2)]
     planned = [plan(config, batch_size=1, remat=True).activations for config in configs]
@@ -168,58 +169,40 @@ def test_memory_is_counted_by_what_training_holds() -> None:
     assert rich.total == sum(getattr(rich, part) for part in PARTS)
 
 
-def test_devices_and_micro_batches_share_the_batch() -> None:
+def test_devices_and_micro_batches_share_the_batch_and_the_time() -> None:
     one, four = plan("Ti/16", batch_size=64), plan("Ti/16", batch_size=64, devices=2, accumulation=2)
     assert (one.micro_batch, four.micro_batch) == (64, 16)
     assert four.activations * 4 == one.activations
     assert four.images * 2 == one.images  # a device has its whole batch, though it works on half of it
     assert four.step_flops == one.step_flops
-
-
-def test_time_is_arithmetic_over_the_share_of_the_peak() -> None:
-    config = tiny()
-    known = plan(config, batch_size=64, devices=2, peak_tflops=100, utilization=0.5)
+    known = plan(tiny(), batch_size=64, devices=2, peak_tflops=100, utilization=0.5)
     assert known.step_flops == 3 * 64 * known.forward_flops
     assert known.step_seconds == pytest.approx(known.step_flops / (2 * 100e12 * 0.5))
     assert known.images_per_second == pytest.approx(64 / known.step_seconds)
-    assert plan(config, batch_size=64).step_seconds is None
-
-
-def test_computing_blocks_again_costs_their_forward_pass() -> None:
+    assert one.step_seconds is None
     plain, again = (plan("B/16", batch_size=2, remat=remat) for remat in (False, True))
     # The blocks have everything except the patch embedding (116e6 of 17.56e9 multiply-adds) and the head.
     assert again.step_flops / plain.step_flops == pytest.approx(4 / 3, rel=0.01)
 
 
 def test_a_plan_prints_and_says_what_is_an_estimate() -> None:
-    text = str(plan("L/16", image_size=384, batch_size=512, devices=8, remat=True, peak_tflops=197))
+    planned = plan("L/16", image_size=384, batch_size=512, devices=8, remat=True, peak_tflops=197)
     for part in ("ViT-L/16 at 384x384", "304,715,752", "exact", "estimate", "activations", "40% of 197 TFLOP/s"):
-        assert part in text
+        assert part in str(planned)
     assert "not estimated" in str(plan("L/16", batch_size=8))
-    assert max(map(len, text.splitlines())) <= 100  # fits a terminal
+    assert json.loads(json.dumps(planned.to_dict()))["total"] == planned.total
 
 
-def test_a_plan_is_json() -> None:
-    asked = plan("R50+ViT-B/16", batch_size=8, peak_tflops=1)
-    assert json.loads(json.dumps(asked.to_dict()))["total"] == asked.total
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"batch_size": 100, "devices": 8}, r"multiple of devices x accumulation = 8; the nearest are \[96, 104\]"),
-        ({"batch_size": 4, "devices": 8}, r"the nearest are \[8\]"),
-        ({"batch_size": 0}, "batch_size must be an integer >= 1"),
-        ({"batch_size": True}, "batch_size must be an integer >= 1"),
-        ({"batch_size": 8, "devices": 1.0}, "devices must be an integer >= 1"),
-        ({"batch_size": 8, "optimizer": "adam"}, "optimizer must be one of"),
-        ({"batch_size": 8, "precision": "float16"}, "precision must be one of"),
-        ({"batch_size": 8, "momentum_dtype": "half"}, "momentum_dtype must be one of"),
-        ({"batch_size": 8, "utilization": 40}, "utilization must be in"),
-        ({"batch_size": 8, "peak_tflops": 0}, "peak_tflops above 0"),
+def test_what_cannot_be_planned_is_said() -> None:
+    cases = [
+        ({"batch_size": 100, "devices": 8}, "the nearest are [96, 104]"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"batch_size": 8, "devices": 1.0}, "devices must be"),
+        ({"batch_size": 8, "optimizer": "adam"}, "optimizer must be"),
+        ({"batch_size": 8, "precision": "float16"}, "precision must be"),
+        ({"batch_size": 8, "momentum_dtype": "half"}, "momentum_dtype must be"),
+        ({"batch_size": 8, "utilization": 40}, "utilization must be"),
+        ({"batch_size": 8, "peak_tflops": 0}, "peak_tflops"),
         ({"batch_size": 8, "model": "ViT-X/16"}, "the nearest are"),
-    ],
-)
-def test_what_cannot_be_planned_is_said(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        plan(**{"model": "Ti/16", **asked})
+    ]
+    assert not unrefused(lambda **asked: plan(**{"model": "Ti/16", **asked}), cases)

@@ -74,47 +74,36 @@ def loaded(path: Path) -> Runs:
 
 
 @pytest.mark.parametrize("name", parity_runs.RUNS)
-@pytest.mark.parametrize("kind", ["mirrored", "workers"])
-def test_two_replicas_train_what_one_does(runs: dict[str, Runs], kind: str, name: str) -> None:
-    one, two = runs["one"][name], runs[kind][name]
-    assert one.keys() == two.keys()
-    for variable in one:
-        noise = variable.endswith(WITHOUT_EFFECT) and name.startswith("adamw")
-        if variable.startswith(("weights/", "average/")) and not noise:
-            np.testing.assert_allclose(
-                two[variable], one[variable], rtol=0, atol=TOLERANCES[name.partition(",")[0]], err_msg=variable
-            )
-    np.testing.assert_allclose(two["figures"], one["figures"], rtol=1e-4)  # loss, accuracy and norm of the whole batch
+def test_two_replicas_train_what_one_does(runs: dict[str, Runs], name: str) -> None:
+    one, start = runs["one"][name], parity_runs.initial()
+    trained = [variable for variable in one if variable.startswith(("weights/", "average/"))]
+    noise = {variable for variable in trained if variable.endswith(WITHOUT_EFFECT)}
+    # Weights that agree must also have changed, and their gradients were clipped.
+    moved = {variable: np.abs(one[variable] - start[variable]).max() for variable in start}
+    assert all(distance > 1e-5 for variable, distance in moved.items() if variable not in noise), moved
+    assert one["figures"][2] > 2 * parity_runs.RUNS[name]["clip_norm"]
+    for kind in ("mirrored", "workers"):
+        two = runs[kind][name]
+        assert one.keys() == two.keys()
+        for variable in trained:
+            if variable not in noise or name.startswith("sgd"):
+                np.testing.assert_allclose(
+                    two[variable], one[variable], rtol=0, atol=TOLERANCES[name.partition(",")[0]], err_msg=variable
+                )
+        np.testing.assert_allclose(two["figures"], one["figures"], rtol=1e-4)  # loss, accuracy, norm of the batch
 
 
-@pytest.mark.parametrize("name", parity_runs.RUNS)
-def test_every_weight_but_the_keys_biases_was_trained(runs: dict[str, Runs], name: str) -> None:
-    # Weights that agree must also have changed.
-    start = parity_runs.initial()
-    moved = {v: np.abs(array - start[v]).max() for v, array in runs["one"][name].items() if v in start}
-    assert len(moved) == len(start)
-    assert all(distance > 1e-5 for v, distance in moved.items() if not v.endswith(WITHOUT_EFFECT)), moved
-
-
-def test_the_gradients_were_clipped(runs: dict[str, Runs]) -> None:
-    norm = runs["one"]["adamw, clip"]["figures"][2]
-    assert norm > 2 * parity_runs.RUNS["adamw, clip"]["clip_norm"]
-
-
-@pytest.mark.parametrize("kind", ["mirrored", "workers", "workers.second"])
-def test_two_replicas_count_what_one_does(runs: dict[str, Runs], kind: str) -> None:
-    one, two = runs["one"][parity_runs.MEASURED], runs[kind][parity_runs.MEASURED]
-    assert one.keys() == two.keys()
-    for name, expected in one.items():
-        # Counts are equal. The last figure of an evaluation is its loss: the same losses, added up in another order.
-        np.testing.assert_allclose(two[name], expected, rtol=1e-6 if name in LOSSES else 0, err_msg=name)
-        np.testing.assert_array_equal(two[name][:4], expected[:4], err_msg=name)
-
-
-def test_one_replica_counts_every_image(runs: dict[str, Runs]) -> None:
-    found, prime = runs["one"][parity_runs.MEASURED], parity_runs.PRIME
-    assert found["digits"][:4].tolist() == [360, 0, 357, 360]
-    assert found["prime"][0] == prime and 0 < found["prime"][2] < found["prime"][3] < prime
-    assert found["real"][:2].sum() == prime and found["real"][1] > 0
-    assert found["plain"][0] == prime and (found["few-shot"] > 0.5 * prime).all()
-    assert 0 < found["while training"][0] < prime
+def test_two_replicas_count_what_one_does_and_one_counts_every_image(runs: dict[str, Runs]) -> None:
+    one, prime = runs["one"][parity_runs.MEASURED], parity_runs.PRIME
+    assert one["digits"][:4].tolist() == [360, 0, 357, 360]
+    assert one["prime"][0] == prime and 0 < one["prime"][2] < one["prime"][3] < prime
+    assert one["real"][:2].sum() == prime and one["real"][1] > 0
+    assert one["plain"][0] == prime and (one["few-shot"] > 0.5 * prime).all()
+    assert 0 < one["while training"][0] < prime
+    for kind in ("mirrored", "workers", "workers.second"):
+        two = runs[kind][parity_runs.MEASURED]
+        assert one.keys() == two.keys()
+        for name, expected in one.items():
+            # Counts are equal. The last figure of an evaluation is its loss: the same, added up in another order.
+            np.testing.assert_allclose(two[name], expected, rtol=1e-6 if name in LOSSES else 0, err_msg=name)
+            np.testing.assert_array_equal(two[name][:4], expected[:4], err_msg=name)
