@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from pathlib import Path
@@ -12,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from command_line import fails, run
-from keras_vit import VisionTransformer, train
+from command_line import fails
+from keras_vit import train
 from keras_vit.model.images.jpeg_png import decode
 from keras_vit.train.data import sources
 from keras_vit.train.data.split import RandomAccess, Split
-from picture_folders import WORDS, accuracy, digits_model, fill, picture, write_digits
-from tiny_models import built, tiny
+from picture_folders import fill, picture
+from tiny_models import built
 
 pytestmark = pytest.mark.filterwarnings("default:.*:UserWarning")
 
@@ -28,34 +27,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny.keras"
-    VisionTransformer(tiny(image_size=16, num_layers=1)).save(path)
-    return path
-
-
 def files(split: Split | None) -> list[str]:
     assert isinstance(split, RandomAccess)
     return ["/".join(split.name_of(number).split("/")[-2:]) for number in range(split.count)]
 
 
 # What is evaluated
-
-
-@pytest.mark.full
-def test_a_folder_of_class_folders_is_evaluated_whole(tmp_path: Path) -> None:
-    names = dict(enumerate(WORDS))
-    folder = write_digits(tmp_path / "photos" / "val", names)
-    result = train.evaluate(digits_model(), folder)
-    assert (result.count, result.split, result.classes) == (40, "all", 10)
-    assert result.top1 == pytest.approx(accuracy(names))
-    assert str(result).startswith(f"{folder}, all 40 images of 10 classes: top-1")
-    printed = json.loads(run("evaluate", "digits", "--data", folder, "--json"))
-    assert {name: printed[name] for name in ("count", "split", "classes", "top1")} == {
-        name: getattr(result, name) for name in ("count", "split", "classes", "top1")
-    }
-    assert "all 40 images of 10 classes" in run("evaluate", "digits", "--data", folder)
 
 
 DIVIDED = {"train": {"ant": 6, "bee": 5}, "val": {"ant": 2, "bee": 1}, "test": {"bee": 4}}
@@ -97,12 +74,6 @@ def test_the_tenth_that_training_holds_out_can_be_evaluated(tmp_path: Path, monk
     assert len(files(rest.evaluation)) + len(files(opened.evaluation)) == 80
     message = fails(monkeypatch, "evaluate", "digits", "--data", tmp_path, "--split", "half")
     assert "no split 'half'" in message and "all, held-out, train" in message
-
-
-def test_parts_of_a_prepared_data_set_have_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KERAS_VIT_CACHE")  # the digits are prepared already
-    counts = {word: sources.open_data("digits", eval_split=word).evaluation for word in ("All", "held_out", None)}
-    assert [split and split.count for split in counts.values()] == [1797, 360, 360]
 
 
 # What is read
@@ -147,17 +118,6 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:
     assert (evaluated.count, evaluated.unread) == (24, 6) and "6 other files or folders" in str(evaluated)
     with pytest.raises(ValueError, match="photos has no image in this part"):
         train.evaluate(built(num_classes=2), folder, split="held-out")
-
-
-@pytest.mark.full
-def test_training_reports_other_files_on_the_command_line(tmp_path: Path, model: Path) -> None:
-    folder = fill(tmp_path / "photos" / "train", cat=4, dog=4).parent
-    fill(folder / "val", cat=1, dog=1)
-    (folder / "train" / "cat" / "list.txt").write_text("cats")
-    command = ["train", "digits", "--model", model, "--data", folder, "--out", tmp_path / "run", "--image-size", 16]
-    command += ["--set", "xla=false", "--set", "batch_size=4", "--steps", "1"]
-    assert "; other files or folders left out: 1" in run(*command)
-    assert json.loads(run(*command, "--json"))["unread"] == 1
 
 
 def test_a_class_folder_may_be_a_link(tmp_path: Path) -> None:

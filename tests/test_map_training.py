@@ -19,7 +19,6 @@ import doc_blocks
 import map_folders
 from keras_vit import dense, train
 from keras_vit.dense.task import Depth, Segmentation
-from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data.sources import open_data
 from marks import full_except
 from model_weights import assert_same_bits
@@ -136,30 +135,6 @@ def test_prepared_data_sets_have_maps(kind: str, tmp_path: Path) -> None:
     assert data.class_names == {"names": ("ground", "square"), "numbers": ("0", "1"), "depth": ()}[kind]
     found = sorted(np.asarray(each["label"]).tolist() for each in data.training_split().iterate_once())
     assert found == sorted(labels.reshape(classes.shape).tolist())
-
-
-@pytest.mark.full
-def test_the_commands_lead_from_a_folder_to_a_file(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    VisionTransformer(tiny()).save("start.keras")
-    settings = [f"--set={name}={str(value).lower()}" for name, value in FIELDS.items()]
-    command_line.run("train", "segment-folder", "--model=start.keras", f"--data={folder}", "--out=run", *settings)
-    table = command_line.run("evaluate", "run", f"--data={folder}", "--split=val")
-    assert "12 images of 2 classes: mean IoU" in table and "\nsquare: IoU" in table
-    photo = folder / "val/images/01.jpg"
-    rows = json.loads(command_line.run("predict", "run", photo, "--to=maps", "--json"))
-    assert sum(each["probability"] for each in rows[0]["predictions"]) == pytest.approx(1)
-    with Image.open("maps/01.png") as classes, Image.open("maps/01-overlay.png") as overlay:
-        assert classes.size == overlay.size == map_folders.SIZES[1][::-1]
-        [expected] = dense.load("run").predict_maps(photo)
-        np.testing.assert_array_equal(classes, expected)
-    report = json.loads(command_line.run("export", "run", "--to=x.tflite", "--output=classes", "--json"))
-    assert report["mean_iou"] > 0.9
-    assert "pixels of the same class" in command_line.run("verify", "x.tflite", "run")
-    message = command_line.fails(monkeypatch, "predict", "start.keras", photo, "--to=maps")
-    assert "--to is for models of maps" in message
 
 
 @pytest.mark.full

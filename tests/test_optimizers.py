@@ -112,15 +112,13 @@ def test_only_kernels_decay():
     assert [name for name, variable in zip(names, variables, strict=True) if variable.numpy() != 1] == ["head/kernel"]
 
 
-# Powers of the layer-wise decay in a model of twelve blocks
 TIMES = {
-    **{name: 13 for name in ("embedding/kernel", "embedding/bias", "prefix/cls", "prefix/registers")},
-    **{name: 13 for name in ("position/embedding", "pre_norm/gamma", "root/conv/kernel", "root/gn/beta")},
-    **{name: 13 for name in ("stage_1_unit_1/conv1/kernel", "stage_3_unit_12/gn1/gamma")},
+    **dict.fromkeys(("embedding/kernel", "prefix/cls", "prefix/registers", "position/embedding"), 13),
+    **dict.fromkeys(("pre_norm/gamma", "root/conv/kernel", "root/gn/beta", "stage_3_unit_12/gn1/gamma"), 13),
     **{"block_0/norm1/gamma": 12, "block_1/attention/query/kernel": 11, "block_11/mlp/dense2/bias": 1},
-    **{name: 0 for name in ("encoder_norm/gamma", "pool/probe", "pre_logits/kernel", "head/kernel")},
-    **{"head_distillation/bias": 0, "position/relative_embedding": 0, "colours/kernel": 0},
     **{"masked_patch/mask_embedding": 13, "position_0/embedding": 12, "position_11/relative_embedding": 1},
+    **dict.fromkeys(("encoder_norm/gamma", "pool/probe", "pre_logits/kernel", "head/kernel"), 0),
+    **dict.fromkeys(("head_distillation/bias", "position/relative_embedding", "colours/kernel"), 0),
 }
 
 
@@ -131,17 +129,6 @@ def test_layer_wise_rates_are_beits():
     optimizer.apply([tf.constant([-1.0]) for _ in TIMES], tf.constant(0, tf.int64))
     found = dict(zip(TIMES, (float(variable[0]) for variable in variables), strict=True))
     assert found == pytest.approx({name: 0.03 * 0.75**times for name, times in TIMES.items()}, rel=1e-6)
-
-
-def test_slots_are_named_after_their_variables():
-    for changes, kinds in (
-        ({"momentum_dtype": "bfloat16"}, {"momentum": "bfloat16"}),
-        ({"optimizer": "adamw", "momentum_dtype": "bfloat16"}, {"mu": "bfloat16", "nu": "float32"}),
-    ):
-        slots = make(make_recipe(**changes), [tf.Variable(value) for value in start()]).slots
-        assert {name: slot.dtype.name for name, slot in slots.items()} == {
-            f"{kind}/{name}": dtype for kind, dtype in kinds.items() for name in NAMES
-        }
 
 
 def test_the_gradient_of_a_lookup_is_taken():

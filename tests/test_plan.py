@@ -81,12 +81,6 @@ def test_parameters_and_arithmetic_are_those_of_the_model(variant: str) -> None:
     assert plan(model.config, batch_size=1).forward_flops == profiled_flops(model)
 
 
-def test_relative_positions_let_each_query_meet_every_offset() -> None:
-    plain, relative = (plan(tiny(**VARIANTS[name]), batch_size=1) for name in ("pure", "relative positions"))
-    tokens, width, layers = 17, 32, 2
-    assert relative.forward_flops - plain.forward_flops == 2 * layers * tokens * (2 * tokens) * width
-
-
 def kept_bytes(config: ViTConfig, *, dtype: str = "float32", remat: bool = False) -> float:
     """Return the bytes per image that the forward pass computes and the gradient reads in TensorFlow's graph."""
     model = VisionTransformer(config, dtype=dtype)
@@ -123,10 +117,9 @@ def original(tensor: tf.Tensor) -> tf.Tensor:
 
 LARGER = {"hidden_size": 64, "mlp_dim": 192, "image_size": 48, "num_layers": 1, "num_classes": 0}
 KEPT: dict[str, dict[str, Any]] = {
-    **{name: VARIANTS[name] for name in ("pure", "stem only", "map", "layer scale", "pre-norm", "relative positions")},
+    **{name: VARIANTS[name] for name in ("pure", "map", "layer scale", "relative positions")},
     "hybrid": VARIANTS["hybrid"] | {"hidden_size": 32, "image_size": 32},
-    "unpooled": {"classifier": "unpooled"},
-    **{activation: {"activation": activation} for activation in ("gelu_erf", "silu", "relu")},
+    **{activation: {"activation": activation} for activation in ("gelu_erf", "silu")},
     "dropout": {"dropout_rate": 0.1, "attention_dropout_rate": 0.1},
 }
 BOTH = [(case, "float32") for case in KEPT] + [(case, "mixed_bfloat16") for case in ("pure", "hybrid", "dropout")]

@@ -7,7 +7,6 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,25 +175,6 @@ def test_examples_are_the_same_whichever_way_they_are_read_and_can_be_renumbered
         assert int(other["label"]) == numbers[number] == (3, 1)[int(each["label"])]
 
 
-def test_a_stream_of_records_does_not_depend_on_tensorflows_seed(prepared: dict[str, str]) -> None:
-    runs = []
-    for seed in (1, 2):
-        tf.random.set_seed(seed)
-        runs.append(pairs(sequential(prepared["tfrecord"]).examples(Order(batch=8)), COUNT))
-    assert runs[0] == runs[1]
-
-
-def test_a_part_of_a_split_is_read_as_a_stream_too(prepared: dict[str, str]) -> None:
-    part = sequential(prepared["tfrecord"], "train[10:30]")
-    rest = sources.open_data(prepared["tfrecord"], train_split="train[10:30]").train
-    assert rest
-    streamed, looked_up = (
-        [(int(e["index"]), e["image"].numpy()) for e in each.iterate_once()] for each in (part, rest)
-    )
-    assert streamed == looked_up
-    assert [index for index, _ in streamed] == list(range(20))
-
-
 def test_digits_prepare_themselves_and_are_the_digits(cache: Path) -> None:
     data = sources.open_data("digits")
     assert (data.num_classes, data.class_names[3], data.multi_label) == (10, "3", False)
@@ -211,13 +191,6 @@ def test_digits_prepare_themselves_and_are_the_digits(cache: Path) -> None:
     }
     assert ours == theirs
     assert not list(cache.rglob("*incomplete*"))
-
-
-@pytest.mark.full
-def test_those_who_prepare_the_digits_together_do_not_disturb_each_other() -> None:
-    with ThreadPoolExecutor(3) as pool:  # a file lock excludes threads as well as processes
-        opened = list(pool.map(lambda _: sources.open_data("digits"), range(3)))
-    assert [data.evaluation and data.evaluation.count for data in opened] == [360] * 3
 
 
 def test_what_is_not_prepared_is_an_error_at_once(tmp_path: Path) -> None:
@@ -272,20 +245,6 @@ def test_a_set_that_is_not_for_classification_or_has_records_without_a_class_is_
     assert_named(sequential(folder), Path("tiny-train.tfrecord-00000-of-00004"), ".*label outside 0..1: -1")
 
 
-def test_a_damaged_record_can_be_found(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(encoded(kind="PNG")[:-40])
-    images = [os.fspath(broken) if number == 7 else image for number, image in enumerate(Tiny.images)]
-    data = sources.open_data(prepare(tmp_path / "set", images=images), train_split="train")
-    assert data.train
-    stream = pairs(data.train.examples(Order(batch=1)), COUNT)
-    # tensorflow-datasets shuffles the examples when it writes them, so the number is not 7.
-    (number,) = (int(example["index"]) for example in data.train.iterate_once() if not is_decodable(example["image"]))
-    place = [index for _, index in stream].index(number)
-    assert data.train.first_bad(Order(batch=1), batches=place) is None
-    assert data.train.first_bad(Order(batch=1), batches=place + 1) == f"example {number} of tiny train"
-
-
 # ---- damaged files of records
 
 
@@ -299,18 +258,10 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def write_records(file: Path, record: bytes) -> None:
-    with tf.io.TFRecordWriter(str(file)) as writer:
-        for _ in range(9):
-            writer.write(record)
-
-
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a length beyond its end": (lengthen, "record 0 states a length of 1,099,511,627,776 bytes"),
     "a wrong checksum": (flip, "example 17 of the split cannot be read: corrupted record at"),
     "no records": (lambda file: file.write_bytes(b""), "has 0 records, and not 9 as the data set states"),
-    "no features": (lambda file: write_records(file, b""), "example 9 of the split .*Feature: image .*is required"),
-    "no example": (lambda file: write_records(file, b"\xff" * 9), "example 9 of the split cannot be read: "),
     "no file": (Path.unlink, "cannot be read: .*No such file"),
 }
 
@@ -326,21 +277,13 @@ def assert_named(split: Split | None, file: Path, said: str) -> None:
             list(read())
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_of_records_is_one_error_that_names_it(
-    damage: str, prepared: dict[str, str], tmp_path: Path
-) -> None:
-    folder = shutil.copytree(prepared["tfrecord"], tmp_path / "tiny" / "2.1.0")
-    [file] = Path(folder).glob("*.tfrecord-00001*")
-    change, said = DAMAGES[damage]
-    change(file)
-    assert_named(sequential(str(folder)), file, said)
-    if damage == "a wrong checksum":
-        assert_named(sources.open_data(folder, train_split="train").train, file, said)
-
-
-def test_a_damaged_array_record_is_named(prepared: dict[str, str], tmp_path: Path) -> None:
-    folder = shutil.copytree(prepared["array_record"], tmp_path / "tiny" / "2.1.0")
+def test_a_damaged_file_of_records_is_one_error_that_names_it(prepared: dict[str, str], tmp_path: Path) -> None:
+    for number, (change, said) in enumerate(DAMAGES.values()):
+        folder = shutil.copytree(prepared["tfrecord"], tmp_path / str(number) / "tiny" / "2.1.0")
+        [file] = Path(folder).glob("*.tfrecord-00001*")
+        change(file)
+        assert_named(sequential(str(folder)), file, said)
+    folder = shutil.copytree(prepared["array_record"], tmp_path / "arrays" / "tiny" / "2.1.0")
     [file] = Path(folder).glob("*.array_record-00001*")
     file.write_bytes(b"abc")
     split = sources.open_data(folder, train_split="train").train
@@ -365,22 +308,21 @@ def files(split: Split | None) -> list[str]:
     return ["/".join(split.name_of(number).split("/")[-2:]) for number in range(split.count)]
 
 
-@pytest.mark.parametrize("held_out", ["validation", "test"])
-def test_a_folder_with_parts_is_read_by_class_in_order_of_names(tmp_path: Path, held_out: str) -> None:
+def test_a_folder_with_parts_is_read_by_class_in_order_of_names(tmp_path: Path) -> None:
     fill(tmp_path / "train", zebra=2, ant=3)
-    fill(tmp_path / held_out, zebra=1)
-    for other in ("notes.txt", ".hidden.jpg", "UPPER.JPG", "grey.PnG", "last.jpeg"):
+    fill(tmp_path / "validation", zebra=1)
+    for other in ("notes.txt", ".hidden.jpg", "UPPER.JPG", "grey.PnG"):
         kind = "PNG" if other.endswith("PnG") else "JPEG"
         (tmp_path / "train" / "zebra" / other).write_bytes(encoded(kind=kind))
     (tmp_path / "train" / ".cache").mkdir()
     with pytest.warns(UserWarning, match="that are not read: 1 .*train/zebra/notes.txt"):
         data = sources.open_data(tmp_path)
     assert data.class_names == ("ant", "zebra")
-    zebras = ["0000.jpg", "0001.jpg", "UPPER.JPG", "grey.PnG", "last.jpeg"]
+    zebras = ["0000.jpg", "0001.jpg", "UPPER.JPG", "grey.PnG"]
     assert files(data.train) == [f"ant/000{i}.jpg" for i in range(3)] + [f"zebra/{name}" for name in zebras]
     assert files(data.evaluation) == ["zebra/0000.jpg"]
     assert data.train and data.evaluation
-    assert [int(each["label"]) for each in data.train.iterate_once()] == [0] * 3 + [1] * 5
+    assert [int(each["label"]) for each in data.train.iterate_once()] == [0] * 3 + [1] * 4
     (example,) = data.evaluation.iterate_once()
     assert example["image"] == encoded() and int(example["label"]) == 1
 
@@ -409,7 +351,7 @@ def test_folders_are_read_through_tensorflows_file_systems() -> None:
     assert [int(each["label"]) for each in data.train.iterate_once()] == [0, 1]
 
 
-def test_folders_that_are_not_right_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_are_not_right_are_said_to_be(tmp_path: Path) -> None:
     for name in ("empty", "flat", "bare/train"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "flat" / "1.jpg").write_bytes(encoded())
@@ -428,13 +370,6 @@ def test_folders_that_are_not_right_are_said_to_be(tmp_path: Path, monkeypatch: 
     with pytest.warns(UserWarning, match="too few images"):
         data = sources.open_data(fill(tmp_path / "small", cat=1))
     assert data.train and data.train.count == 1 and data.evaluation is None
-
-    def forbidden(path: str) -> list[str]:  # simulated, because root may read everything
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr(os, "scandir", forbidden)
-    with pytest.raises(PermissionError, match=f"{tmp_path}/small may not be read"):
-        sources.open_data(tmp_path / "small")
 
 
 @pytest.fixture
@@ -468,15 +403,6 @@ def test_a_damaged_file_is_left_out_and_the_next_stands_in_for_it(hundred: Path)
     assert sorted(shares[0] + shares[1]) == pairs(whole)  # as on two workers
 
 
-def test_what_is_held_out_is_read_without_the_damaged(hundred: Path) -> None:
-    evaluation = sources.open_data(hundred).evaluation
-    assert evaluation and evaluation.count == 3
-    for shards in (1, 2):
-        read = [pairs(evaluation.iterate_once(shard=shard, shards=shards)) for shard in range(shards)]
-        assert sorted(index for part in read for _, index in part) == [0, 2]
-    assert evaluation.num_skipped == 1
-
-
 def test_a_damaged_file_is_fatal_if_asked_and_a_folder_of_nothing_else_always(hundred: Path, tmp_path: Path) -> None:
     train = sources.open_data(hundred, on_bad_image="fail").training_split()
     order = Order(batch=8)
@@ -496,17 +422,16 @@ def test_a_damaged_file_is_fatal_if_asked_and_a_folder_of_nothing_else_always(hu
     assert not pairs(train.iterate_once())
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_damage_is_found_where_decoding_at_full_size_finds_it(kind: str) -> None:
-    whole = encoded(kind=kind)
-    assert is_decodable(whole)
+def test_damage_is_found_where_decoding_at_full_size_finds_it() -> None:
     random = np.random.default_rng(0)
-    for length in random.integers(1, len(whole), 40):
-        try:
-            readable = bool(tf.size(tf.io.decode_jpeg(whole[:length], channels=3)))
-        except tf.errors.InvalidArgumentError:
-            readable = False
-        assert is_decodable(whole[:length]) == readable, length
+    for whole in (encoded(kind="JPEG"), encoded(kind="PNG")):
+        assert is_decodable(whole)
+        for length in random.integers(1, len(whole), 40):
+            try:
+                readable = bool(tf.size(tf.io.decode_jpeg(whole[:length], channels=3)))
+            except tf.errors.InvalidArgumentError:
+                readable = False
+            assert is_decodable(whole[:length]) == readable, length
     assert not is_decodable(encoded(kind="BMP")) and not is_decodable(encoded(kind="WEBP"))
 
 

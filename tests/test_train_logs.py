@@ -1,13 +1,10 @@
-"""The log of a run has no duplicates and no gaps, and other programs read it; a terminal shows a bar."""
+"""The log of a run has no duplicates and no gaps, and other programs read it; a pipe shows no bar."""
 
 from __future__ import annotations
 
 import json
-import os
-import pty
 import resource
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +14,7 @@ import tensorflow as tf
 from keras_vit._util import progress
 from keras_vit.train.loop import log_files
 from keras_vit.train.loop.checkpoints import remove, replace_file
-from keras_vit.train.loop.log_files import Log, MetricLogger, plot
+from keras_vit.train.loop.log_files import Log, plot
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -147,62 +144,6 @@ def test_the_picture_shows_what_the_log_has(tmp_path: Path, monkeypatch: pytest.
 
 
 # ---- the bar
-
-
-class Terminal:
-    """Pseudo-terminal in the place of standard error."""
-
-    def __enter__(self) -> Terminal:
-        self._main, other = pty.openpty()
-        os.set_blocking(self._main, False)
-        self._file = os.fdopen(other, "w")
-        self._before, sys.stderr = sys.stderr, self._file
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.stderr = self._before
-        self._file.close()
-        os.close(self._main)
-
-    def shown(self) -> str:
-        """Return what was drawn since the last call."""
-        self._file.flush()
-        time.sleep(0.25)  # the bar draws ten times a second
-        text = ""
-        try:
-            while chunk := os.read(self._main, 1 << 16):
-                text += chunk.decode(errors="replace")
-        except BlockingIOError:
-            pass
-        return text
-
-
-def test_the_bar_says_compiling_until_the_first_step_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
-    metrics = tf.constant([0.5, 0.25, 1.0, 0.0])  # loss, accuracy, gradient norm, stop
-    with Terminal() as terminal, progress.counter("Training", total=5) as advance:
-        logger = MetricLogger(None, advance, metrics=("accuracy",), batch_size=8)
-        shown = terminal.shown()
-        assert "Training" in shown and "0/5" in shown and "compiling" in shown
-        logger.add(1, metrics)
-        logger.add(1, metrics)
-        terminal.shown()
-        shown = terminal.shown()
-        assert "2/5" in shown and "compiling" not in shown
-        logger.log_means(2, learning_rate=0.1)
-        terminal.shown()
-        shown = terminal.shown()
-        assert "loss 0.5000  accuracy 0.250" in shown
-        logger.show("evaluating")
-        assert "evaluating" in terminal.shown()
-        logger.log_evaluation(2, {"accuracy": 0.2})  # after it the bar is of training steps again
-        terminal.shown()
-        shown = terminal.shown()
-        assert "loss 0.5000" in shown and "evaluating" not in shown
-        progress.print_line("step 2 of 5: held-out accuracy 0.2")
-        shown = terminal.shown()
-        assert "step 2 of 5: held-out accuracy 0.2\r\n" in shown
 
 
 def test_a_pipe_has_nothing_of_the_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
