@@ -220,14 +220,6 @@ def test_mixup_mixes_images_and_labels_by_the_same_share() -> None:
 # Labels
 
 
-def test_rows_of_labels_stay_as_they_are() -> None:
-    rows = np.array([[1, 0, 1, 0], [0, 0, 0, 0]], np.float32)
-    split = arrays(np.zeros((2, 8, 8, 3), np.uint8), rows)
-    (batch,) = training(split, recipe(), 1, order=Order(batch=2, shuffle=False))
-    np.testing.assert_array_equal(batch["label"], rows)
-    np.testing.assert_array_equal(evaluation(split, batch_size=2)[0]["label"], rows)
-
-
 def test_labels_and_crops_that_do_not_fit_are_errors() -> None:
     image = np.zeros((1, 8, 8, 3), np.uint8)
     for label, message in ((4, "not below the number of classes"), (-1, "below 0")):
@@ -259,9 +251,14 @@ def test_evaluation_counts_every_example_once_in_batches_of_one_size(batch_size:
     assert {image.tobytes() for image in images[counted]} == {batch["image"].tobytes() for batch in alone}
 
 
-def test_evaluation_reads_only_the_chosen_examples() -> None:
+def test_evaluation_reads_only_the_chosen_examples_and_rows_of_labels_stay_as_they_are() -> None:
     everything = evaluation(files(), 1)
     (batch,) = evaluation(files(), 4, only=np.array([7, 2, 9]))
     assert batch["weight"].tolist() == [1, 1, 1, 0]
     for row, index in enumerate((2, 7, 9)):  # in the split's order
         np.testing.assert_array_equal(batch["image"][row], everything[index]["image"][0])
+    rows = np.array([[1, 0, 1, 0], [0, 0, 0, 0]], np.float32)
+    split = arrays(np.zeros((2, 8, 8, 3), np.uint8), rows)
+    (batch,) = training(split, recipe(), 1, order=Order(batch=2, shuffle=False))
+    np.testing.assert_array_equal(batch["label"], rows)
+    np.testing.assert_array_equal(evaluation(split, batch_size=2)[0]["label"], rows)

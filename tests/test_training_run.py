@@ -202,16 +202,6 @@ def test_the_command_takes_recipe_and_data_from_the_run(tmp_path: Path, monkeypa
 # ---- what is trained
 
 
-@pytest.mark.full
-def test_the_digits_model_fine_tunes_at_another_resolution() -> None:
-    # The official fine-tuning: new zero head, SGD. Fifteen steps are enough here (0.97); the demo takes two hundred.
-    recipe = train.recipe("finetune-digits", steps=15, log_steps=5)
-    result = train.run(recipe, model="digits", data="digits", progress=False)
-    assert result.model.config.image_size == (48, 48)
-    assert result.metrics["accuracy"] > 0.8  # a zero head begins with 36 of 360, by chance
-    assert [line["step"] for line in result.history] == [5, 10, 15, 15]
-
-
 def test_only_what_is_meant_to_moves_and_not_in_the_model_that_is_given() -> None:
     start = VisionTransformer(tiny(num_classes=10, image_size=16, num_layers=1))
     data, before = {"train": pictures(10)["train"]}, values(start)
@@ -301,8 +291,12 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytes
     assert prepare.choose_model(train.recipe("finetune"), "B/16").source is not None
     monkeypatch.setenv("KERAS_VIT_MEMORY", "0.0002")
     out = tmp_path / "run"
-    message = fails(monkeypatch, "train", "finetune-digits", "--model", "digits", "--data", "digits", "--out", out)
-    assert "accumulation=1 of 48x48 pixels needs about" in message and not out.exists()
+    command = f"train finetune-digits --model digits --data digits --out {out}".split()
+    assert "accumulation=1 of 48x48 pixels needs about" in fails(monkeypatch, *command)
+    assert not out.exists()
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    for command in (command, ["evaluate", "digits", "--data", "digits"]):
+        assert "need KERAS_BACKEND=tensorflow" in fails(monkeypatch, *command)
 
 
 def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,6 +315,10 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TF_CONFIG", arguments["config"])
         with pytest.raises(ValueError, match=part):
             strategy("workers")
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}')
+    tf.constant(0) + 1
+    with pytest.raises(ValueError, match=r"before it runs anything else: call train.strategy\('workers'\) first"):
+        strategy("workers")
     monkeypatch.delenv("TF_CONFIG")
     assert strategy("auto").num_replicas_in_sync == 1
 
@@ -339,10 +337,3 @@ def test_evaluations_are_about_ten_in_a_run_and_cost_a_tenth_of_it() -> None:
     assert every(0, 20_000) is None
     assert every(1_000, 20_000, eval_steps="none") is None
     assert every(1_000, 20_000, eval_steps=7) == 7
-
-
-def test_other_back_ends_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
-    for command in ("train digits --model digits --data digits", "evaluate digits --data digits"):
-        message = fails(monkeypatch, *command.split())
-        assert "need KERAS_BACKEND=tensorflow" in message and message.endswith("KERAS_BACKEND=jax")
