@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import functools
 import io
 import json
 import re
@@ -22,18 +23,24 @@ from tiny_models import tiny
 HOSTILE = "<script>alert(1)</script>"
 
 
-def examined(count: int = 200) -> train.Examination:
-    data, model = digits.load(), zoo.load("digits")
+@functools.cache
+def digits_model() -> VisionTransformer:
+    return zoo.load("digits")
+
+
+@functools.cache
+def examined(count: int = 80) -> train.Examination:
+    data, model = digits.load(), digits_model()
     labels = np.where(np.arange(count) % 4 == 0, (data.test_labels[:count] + 1) % 10, data.test_labels[:count])
     return train.examine(model, {"evaluation": (data.test_images[:count], labels)})
 
 
 def test_the_counts_are_those_of_scikit_learn_and_of_evaluate() -> None:
-    found, data, model = examined(), digits.load(), zoo.load("digits")
-    logits = model.predict_on_batch(model.preprocess(data.test_images[:200]))
+    found, data, model = examined(), digits.load(), digits_model()
+    logits = model.predict_on_batch(model.preprocess(data.test_images[:80]))
     np.testing.assert_array_equal(found.predicted, logits.argmax(axis=1))
     np.testing.assert_array_equal(found.confusion, confusion_matrix(found.labels, found.predicted, labels=range(10)))
-    measured = train.evaluate(model, {"evaluation": (data.test_images[:200], found.labels)})
+    measured = train.evaluate(model, {"evaluation": (data.test_images[:80], found.labels)})
     assert found.accuracy == pytest.approx(measured.top1)
     by_class = {row["class"]: row for row in found.by_class()}
     zeros = found.labels == 0
@@ -86,7 +93,7 @@ def test_the_command_writes_what_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     assert "--few-shot" in fails(monkeypatch, *command, "--out", "x", "--few-shot", "1")
     images, labels = np.zeros((4, 32, 32, 1), "uint8"), np.ones((4, 10), int)
     with pytest.raises(ValueError, match="one class for each image, and no maps"):
-        train.examine(zoo.load("digits"), {"evaluation": (images, labels)})
+        train.examine(digits_model(), {"evaluation": (images, labels)})
 
 
 def test_models_and_results_show_themselves_in_a_notebook() -> None:
@@ -96,4 +103,4 @@ def test_models_and_results_show_themselves_in_a_notebook() -> None:
     recipe, figures = train.recipe("linear-probe"), {"accuracy": 0.5}
     result = train.Result(model, recipe, figures, [], 1, 7.0, skipped=0, unread=0, out="runs/<x>", stopped=False)
     assert "0.5000" in result._repr_html_() and "runs/&lt;x&gt;" in result._repr_html_()
-    assert "zero" in examined(40)._repr_html_()
+    assert "zero" in examined()._repr_html_()

@@ -184,10 +184,10 @@ def test_devices_and_micro_batches_share_the_batch_and_the_time() -> None:
 
 
 def test_a_plan_prints_and_says_what_is_an_estimate() -> None:
-    planned = plan("L/16", image_size=384, batch_size=512, devices=8, remat=True, peak_tflops=197)
-    for part in ("ViT-L/16 at 384x384", "304,715,752", "exact", "estimate", "activations", "40% of 197 TFLOP/s"):
+    planned = plan("B/16", batch_size=512, devices=8, remat=True, peak_tflops=197)
+    for part in ("ViT-B/16 at 224x224", "86,567,656", "exact", "estimate", "activations", "40% of 197 TFLOP/s"):
         assert part in str(planned)
-    assert "not estimated" in str(plan("L/16", batch_size=8))
+    assert "not estimated" in str(plan("Ti/16", batch_size=8))
     assert json.loads(json.dumps(planned.to_dict()))["total"] == planned.total
 
 

@@ -159,6 +159,7 @@ def test_a_stopped_run_ends_with_the_same_weights_best_model_and_micro_batches(
     assert result.best is not None and result.best.step == best["step"]
 
 
+@pytest.mark.full
 def test_a_new_run_begins_with_the_weights_head_and_class_names_of_another(whole: Watched, tmp_path: Path) -> None:
     folder, new = whole.folder, tmp_path / "new"
     cases = [
@@ -295,8 +296,8 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytes
     assert "accumulation=1 of 48x48 pixels needs about" in fails(monkeypatch, *command)
     assert not out.exists()
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
-    for command in (command, ["evaluate", "digits", "--data", "digits"]):
-        assert "need KERAS_BACKEND=tensorflow" in fails(monkeypatch, *command)
+    for refused in (command, ["evaluate", "digits", "--data", "digits"]):
+        assert "need KERAS_BACKEND=tensorflow" in fails(monkeypatch, *refused)
 
 
 def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
