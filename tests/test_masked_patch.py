@@ -101,7 +101,7 @@ def test_exactly_half_of_every_image_is_corrupted_as_the_seed_says() -> None:
 
 
 def test_the_shares_are_those_of_the_paper() -> None:
-    batch, patches = 500, 64
+    batch, patches = 8000, 4  # few patches: a patch that replaces itself would be seen
     corrupted, masked, source = (
         np.asarray(field) for field in masked_patch.corruption(SEED, batch=batch, patches=patches)
     )
@@ -171,6 +171,7 @@ def test_the_loss_is_the_mean_over_the_corrupted_patches_of_each_image() -> None
 
     def spy(images: Any, corruption: Corruption, training: bool) -> Any:
         seen.append(corruption)
+        assert training
         return model(images, corruption=corruption, training=training)
 
     spy.encoder = model.encoder  # type: ignore[attr-defined]
