@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -118,3 +120,17 @@ def test_a_folder_of_damage_is_an_error_of_every_measure(tmp_path: Path) -> None
             measure(model, folder)
     with pytest.raises(ValueError, match="an image of every class"):
         train.few_shot(model, folder)
+
+
+@pytest.mark.full
+def test_a_process_ends_after_an_error_that_nobody_catches(tmp_path: Path) -> None:
+    code = (
+        "from keras_vit.train.data import sources\nfrom keras_vit.train.data.order import Order\n"
+        "def fail():\n"
+        f"    split = sources.open_data({str(fill(tmp_path))!r}).training_split()\n"
+        "    stream = iter(split.examples(Order(batch=4)))\n"
+        "    raise ValueError(next(stream)['position'])\n"
+        "fail()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "ValueError: tf.Tensor(0" in done.stderr
