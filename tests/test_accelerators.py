@@ -46,27 +46,20 @@ def answering(path: Path, messages: str) -> Any:
     return run
 
 
-@pytest.mark.parametrize(
-    ("messages", "expected"),
-    [
-        (REFUSAL, Accelerated("gpu", 392, 989, "CONV_2D: Max version supported: 6. Requested version 7.")),
-        ("INFO: nothing is refused", Accelerated("gpu", 133, 133)),
-    ],
-)
 def test_the_report_says_which_operators_are_taken(
-    messages: str, expected: Accelerated, file: tuple[VisionTransformer, Path], monkeypatch: pytest.MonkeyPatch
+    file: tuple[VisionTransformer, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, path = file
-    monkeypatch.setattr(accelerators, "run_compiled", answering(path, messages))
-    report = export.verify(model, path, accelerator="gpu")
     total = len(interpreter.Interpreter(str(path))._get_ops_details())
-    if expected.refused is None:
-        expected = Accelerated("gpu", total, total)
-    assert report.accelerated == expected and report.threads is None
-    assert str(expected) in report.lines()
-    assert report.to_dict()["accelerated"]["taken"] == expected.taken
-    assert str(expected) in report._repr_html_()
-    assert export.verify(model, path, accelerator="cpu").accelerated is None
+    refusal = Accelerated("gpu", 392, 989, "CONV_2D: Max version supported: 6. Requested version 7.")
+    for messages, expected in ((REFUSAL, refusal), ("INFO: nothing is refused", Accelerated("gpu", total, total))):
+        monkeypatch.setattr(accelerators, "run_compiled", answering(path, messages))
+        report = export.verify(model, path, accelerator="gpu")
+        assert report.accelerated == expected and report.threads is None
+        assert str(expected) in report.lines()
+        assert report.to_dict()["accelerated"]["taken"] == expected.taken
+        assert str(expected) in report._repr_html_()
+        assert export.verify(model, path, accelerator="cpu").accelerated is None
 
 
 def test_without_a_gpu_the_error_says_how_to_run_in_software(
@@ -108,72 +101,58 @@ def test_a_compiled_file_computes_what_the_interpreter_does(tmp_path: Path) -> N
     assert "XNNPACK" in run.messages
 
 
-def test_a_file_that_cannot_be_compiled_says_why(tmp_path: Path) -> None:
-    path = tmp_path / "bad.tflite"
+def test_a_program_that_fails_crashes_or_hangs_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, image = tmp_path / "bad.tflite", np.zeros((1, 2, 2, 3), np.float32)
     path.write_bytes(b"abcdTFL3" * 100)
     with pytest.raises(ValueError, match=r"bad.tflite cannot be run on CPU: .*Flatbuffer"):
-        run_compiled(path, np.zeros((1, 2, 2, 3), np.float32))
-
-
-def test_a_program_that_crashes_or_hangs_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run_compiled(path, image)
     program = tmp_path / "program.py"
     monkeypatch.setattr(accelerators, "__file__", str(program))
     program.write_text("import os; os.abort()")
     with pytest.raises(ValueError, match="LiteRT crashed .exit status -6"):
-        run_compiled(tmp_path / "file.tflite", np.zeros((1, 2, 2, 3), np.float32), hardware=("GPU", "CPU"))
+        run_compiled(path, image, hardware=("GPU", "CPU"))
     program.write_text("raise SystemExit('F0000 00:00:1.5 17028 model.cc:218] Check failed: !IsInput(x)')")
     with pytest.raises(ValueError, match=r"GPU: Check failed: !IsInput\(x\) \(exit status 1\)"):
-        run_compiled(tmp_path / "file.tflite", np.zeros((1, 2, 2, 3), np.float32), hardware=("GPU",))
+        run_compiled(path, image, hardware=("GPU",))
     program.write_text("import time; time.sleep(60)")
     monkeypatch.setattr(accelerators, "TIMEOUT", 0.2)
     with pytest.raises(ValueError, match="did not run on GPU in 0.2 seconds"):
-        run_compiled(tmp_path / "file.tflite", np.zeros((1, 2, 2, 3), np.float32), hardware=("GPU",))
+        run_compiled(path, image, hardware=("GPU",))
 
 
 def test_accelerators_are_checked(file: tuple[VisionTransformer, Path], tmp_path: Path) -> None:
     model, path = file
-    with pytest.raises(ValueError, match=r"accelerator must be one of \['cpu', 'gpu'\]. Received: 'tpu'"):
+    with pytest.raises(ValueError, match="accelerator must be"):
         export.verify(model, path, accelerator="tpu")
     with pytest.raises(ValueError, match="is for .tflite files"):
         export.verify(model, tmp_path, accelerator="gpu")
 
 
-@pytest.mark.parametrize("mode", ["dynamic", "int8"])
-def test_a_hybrid_has_no_convolution_that_gpus_refuse_or_compute_wrong(mode: str, tmp_path: Path) -> None:
+def test_a_hybrid_has_no_convolution_that_gpus_refuse_or_compute_wrong(tmp_path: Path) -> None:
     resnet = {"num_layers": (1, 1), "width_factor": 0.5}
     model, path = built(resnet=resnet, patch_size=1, image_size=64), tmp_path / "hybrid.tflite"
     given = samples.images(model.config, 4)
-    export.tflite(
-        model, path, quantize=mode, calibration=given, verify=given, patches="dense", least_cosine=-1, least_agreement=0
-    )
-    convolutions = operators(path)["CONV_2D"]
-    kernels = [kernel for _, kernel in convolutions]
-    assert kernels and all(height > 1 for _, height, _, _ in kernels)
-    assert max(version for version, _ in convolutions) <= 6  # 7 is for int4 kernels
+    options = {"calibration": given, "verify": given, "patches": "dense", "least_cosine": -1, "least_agreement": 0}
+    for mode in ("dynamic", "int8"):
+        export.tflite(model, path, quantize=mode, **options)
+        convolutions = operators(path)["CONV_2D"]
+        kernels = [kernel for _, kernel in convolutions]
+        assert kernels and all(height > 1 for _, height, _, _ in kernels)
+        assert max(version for version, _ in convolutions) <= 6  # 7 is for int4 kernels
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"quantize": "int8"}, "CONV_2D"),
-        ({"quantize": "int16x8"}, "CONV_2D"),
-        ({"quantize": "dynamic"}, "SPACE_TO_DEPTH"),
-        ({"quantize": "dynamic", "patches": "convolution"}, "CONV_2D"),
-        ({"quantize": "int8", "patches": "dense"}, "SPACE_TO_DEPTH"),
-    ],
-)
-def test_patches_are_embedded_as_the_mode_or_the_caller_says(
-    options: dict[str, str], expected: str, tmp_path: Path
-) -> None:
+def test_patches_are_embedded_as_the_mode_or_the_caller_says(tmp_path: Path) -> None:
     model, path = built(), tmp_path / "file.tflite"
     given = samples.images(model.config, 4)
-    export.tflite(model, path, calibration=given, verify=given, least_cosine=-1, least_agreement=0, **options)
-    assert {"CONV_2D", "SPACE_TO_DEPTH"} & set(operators(path)) == {expected}
-
-
-def test_patches_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"patches must be one of \['dense', 'convolution'\]. Received: 'conv'"):
-        export.tflite(built(), tmp_path / "file.tflite", patches="conv")
+    for expected, options in (
+        ("CONV_2D", {"quantize": "int8"}),
+        ("CONV_2D", {"quantize": "int16x8"}),
+        ("SPACE_TO_DEPTH", {"quantize": "dynamic"}),
+        ("CONV_2D", {"quantize": "dynamic", "patches": "convolution"}),
+        ("SPACE_TO_DEPTH", {"quantize": "int8", "patches": "dense"}),
+    ):
+        export.tflite(model, path, calibration=given, verify=given, least_cosine=-1, least_agreement=0, **options)
+        assert {"CONV_2D", "SPACE_TO_DEPTH"} & set(operators(path)) == {expected}, options
 
 
 def operators(path: Path) -> dict[str, list[tuple[int, tuple[int, ...]]]]:
