@@ -147,16 +147,12 @@ def test_of_a_thousand_files_every_answer_is_pillows_or_a_refusal() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 
-@pytest.mark.parametrize("name", ["decode", "decode_tolerant"])
-def test_a_file_that_claims_to_be_huge_takes_no_memory(name: str) -> None:
-    call = graph(name, tiny())
+def test_a_file_that_claims_to_be_huge_takes_no_memory() -> None:
     bombs = [file for kind, (file, _) in BAD.items() if "claims" in kind]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for file in bombs:
-        if name == "decode_tolerant":
-            assert not np.any(call(tf.constant([file]))[1])
-        else:
-            with pytest.raises(tf.errors.InvalidArgumentError):
-                call(tf.constant([file]))
+        assert not np.any(graph("decode_tolerant", tiny())(tf.constant([file]))[1])
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            graph("decode", tiny())(tf.constant([file]))
     # Decoded, the smallest of them had 400 MB; ru_maxrss is in kB.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000

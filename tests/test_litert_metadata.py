@@ -35,52 +35,38 @@ def made(**changes: Any) -> bytes:
     return metadata.pack_metadata(**{**values, **changes})
 
 
-class Table:
-    """A table of a flatbuffer, read by the rules of the format (flatbuffers' internals.md), without a schema."""
+class Table(flatbuffers.table.Table):
+    """A table of a flatbuffer, whose fields are read by their numbers, without a schema."""
 
-    def __init__(self, data: bytes, place: int | None = None) -> None:
-        self.data = data
-        self.place = struct.unpack_from("<I", data)[0] if place is None else place
+    @classmethod
+    def root(cls, data: bytes) -> Table:
+        return cls(data, struct.unpack_from("<I", data)[0])
 
-    def field(self, number: int) -> int | None:
-        """Return the position of a field's value."""
-        vtable = self.place - struct.unpack_from("<i", self.data, self.place)[0]
-        size = struct.unpack_from("<H", self.data, vtable)[0]
-        slot = 4 + 2 * number
-        offset = struct.unpack_from("<H", self.data, vtable + slot)[0] if slot < size else 0
-        return self.place + offset if offset else None
+    def offset(self, number: int) -> int:
+        return self.Offset(4 + 2 * number)
 
     def byte(self, number: int) -> int:
-        place = self.field(number)
-        return 0 if place is None else self.data[place]
+        return (
+            self.Get(flatbuffers.number_types.Uint8Flags, self.Pos + self.offset(number)) if self.offset(number) else 0
+        )
 
     def table(self, number: int) -> Table:
-        place = self.field(number)
-        assert place is not None
-        return Table(self.data, place + struct.unpack_from("<I", self.data, place)[0])
-
-    def vector(self, number: int) -> tuple[int, int]:
-        """Return where a vector's values begin, and how many it has."""
-        place = self.table(number).place
-        return place + 4, struct.unpack_from("<I", self.data, place)[0]
+        return Table(self.Bytes, self.Indirect(self.Pos + self.offset(number)))
 
     def text(self, number: int) -> str:
-        place, length = self.vector(number)
-        return self.data[place : place + length].decode()
+        return self.String(self.Pos + self.offset(number)).decode()
 
     def floats(self, number: int) -> list[float]:
-        place, length = self.vector(number)
-        return list(struct.unpack_from(f"<{length}f", self.data, place))
+        return self.GetVectorAsNumpy(flatbuffers.number_types.Float32Flags, self.offset(number)).tolist()
 
     def tables(self, number: int) -> list[Table]:
-        place, length = self.vector(number)
-        places = [place + 4 * i for i in range(length)]
-        return [Table(self.data, here + struct.unpack_from("<I", self.data, here)[0]) for here in places]
+        start, count = self.Vector(self.offset(number)), self.VectorLen(self.offset(number))
+        return [Table(self.Bytes, self.Indirect(start + 4 * index)) for index in range(count)]
 
 
 def graph(data: bytes) -> tuple[Table, list[Table]]:
     """Return the tables of the input and of the outputs."""
-    [main] = Table(data).tables(3)
+    [main] = Table.root(data).tables(3)
     [image] = main.tables(2)
     return image, main.tables(3)
 
@@ -89,7 +75,7 @@ def test_the_mark_and_the_parser_stand_where_readers_look() -> None:
     data = made(name="vit")
     assert data[4:8] == b"M001" and data == made(name="vit")
     assert flatbuffers.util.BufferHasIdentifier(data, 0, b"M001")
-    assert (Table(data).text(0), Table(data).text(7)) == ("vit", "1.0.0")
+    assert (Table.root(data).text(0), Table.root(data).text(7)) == ("vit", "1.0.0")
 
 
 def test_callers_learn_to_prepare_the_image_and_its_range() -> None:
@@ -136,8 +122,8 @@ def test_colours_outputs_and_labels_are_told() -> None:
     assert [output.table(3).byte(0) for output in outputs] == [1, 1]  # FeatureProperties
     [labels] = outputs[0].tables(6)
     assert (labels.text(0), labels.byte(2)) == ("labels.txt", 2)  # TENSOR_AXIS_LABELS
-    assert outputs[1].field(6) is None
-    assert graph(made(has_labels=False))[1][0].field(6) is None
+    assert not outputs[1].offset(6)
+    assert graph(made(has_labels=False))[1][0].offset(6) == 0
 
 
 def test_labels_lie_behind_the_file_uncompressed_and_the_runtime_takes_both(tmp_path: Path) -> None:

@@ -140,23 +140,18 @@ def test_signatures_have_the_inputs_and_outputs_of_the_guide(saved_digits: Any, 
             found[name] = (key, spec.dtype, sorted(function.structured_outputs))
         assert found == SIGNATURES
     guide = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", guide, re.MULTILINE)
-    assert [name for name, _, _ in rows[: len(SIGNATURES)]] == list(SIGNATURES)
-    for name, takes, returns in rows[: len(SIGNATURES)]:
-        # "the same" and "as serving_default" are those of the rows above.
-        assert "the same" in takes or re.search("`image_bytes`|float32|pixels 0..255", takes), name
-        named = set(re.findall(r"`(\w+)`", returns)) - {"top", "serving_default"}
-        assert named <= set(SIGNATURES[name][2]), name
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", guide, re.MULTILINE)[: len(SIGNATURES)]
+    assert [name for name, _, _ in rows] == list(SIGNATURES)
+    words = {tf.string: "`image_bytes`|the same", tf.float32: "float32", tf.uint8: "0..255"}
+    for name, takes, returns in rows:
+        assert re.search(words[SIGNATURES[name][1]], takes), name
+        assert set(re.findall(r"`(\w+)`", returns)) - {"top", "serving_default"} <= set(SIGNATURES[name][2]), name
     # The body for curl: a row for each file, in base64, without a name as there is one input, of strings.
     [start, end] = re.findall(r"printf '([^']+)'", guide)
     body = json.loads(start + base64.b64encode(FILES[0]).decode() + end)
-    [key, spec] = saved_digits.call["serving_default"].structured_input_signature[1].popitem()
-    assert (key, spec.dtype, spec.shape.as_list()) == ("image_bytes", tf.string, [None])
-    assert [list(row) for row in body["instances"]] == [["b64"]]
-    answer = saved_digits.call["serving_default"](
-        image_bytes=[base64.b64decode(row["b64"]) for row in body["instances"]]
-    )
-    assert answer["classes"].shape == (1, 3)
+    assert list(body) == ["instances"] and [list(row) for row in body["instances"]] == [["b64"]]
+    files = [base64.b64decode(row["b64"]) for row in body["instances"]]
+    assert saved_digits.call["serving_default"](image_bytes=files)["classes"].shape == (1, 3)
 
 
 @pytest.mark.parametrize("name", ["saved_digits", "saved_hybrid"])
@@ -416,53 +411,25 @@ def parsed(line: str) -> np.ndarray:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_the_c_plus_plus_loader_answers_as_python(saved_digits: Any, loader: Path, name: str, tmp_path: Path) -> None:
+def test_the_c_plus_plus_loader_answers_as_python(saved_digits: Any, loader: Path, tmp_path: Path) -> None:
     model, folder, _, call = saved_digits
-    key, dtype, _ = SIGNATURES[name]
-    if dtype == tf.string:
-        value = np.array([*FILES, *([b"none"] if name == "tolerant" else [])], object)
-    elif dtype == tf.uint8:
-        value = np.random.default_rng(0).integers(0, 256, (2, 50, 41, 3), dtype=np.uint8)
-    else:
-        value = prepared(model.config, batch=2)
-    received = in_c(loader, folder, name, value, tmp_path)
-    expected = call[name](**{key: tf.constant(value)})
-    assert sorted(received) == sorted(expected)
-    for key, tensor in expected.items():
-        if tensor.dtype == tf.float32:
-            assert error(received[key], tensor) < NOISE, key
+    for name, (argument, dtype, outputs) in SIGNATURES.items():
+        if dtype == tf.string:
+            value = np.array([*FILES, *([b"none"] if name == "tolerant" else [])], object)
+        elif dtype == tf.uint8:
+            value = np.random.default_rng(0).integers(0, 256, (2, 50, 41, 3), dtype=np.uint8)
         else:
-            assert received[key].tolist() == tensor.numpy().tolist(), key
-
-
-@pytest.mark.full
-def test_the_c_plus_plus_loader_refuses_a_bad_file(saved_digits: Any, loader: Path, tmp_path: Path) -> None:
+            value = prepared(model.config, batch=2)
+        received = in_c(loader, folder, name, value, tmp_path)
+        expected = call[name](**{argument: tf.constant(value)})
+        assert sorted(received) == outputs, name
+        for key, tensor in expected.items():
+            if tensor.dtype == tf.float32:
+                assert error(received[key], tensor) < NOISE, (name, key)
+            else:
+                assert received[key].tolist() == tensor.numpy().tolist(), (name, key)
     with pytest.raises(RuntimeError, match="code 3 running: .*Not a JPEG or PNG"):  # 3 is INVALID_ARGUMENT
-        in_c(loader, saved_digits.folder, "serving_default", np.array([b"text"], object), tmp_path)
-
-
-@pytest.mark.full
-def test_a_saved_folder_answers_files_as_pillow_and_keras_do_or_refuses(saved_digits: Any) -> None:
-    model, _, _, signatures = saved_digits
-    random, seen = np.random.default_rng(5), {"good": 0, "refused": 0}
-    for _ in range(50):
-        kinds, files = zip(*(image_kinds.drawn(random) for _ in range(20)), strict=True)
-        answer = {name: value.numpy() for name, value in signatures["tolerant"](image_bytes=tf.constant(files)).items()}
-        valid = answer["valid"]
-        for file in (file for file, good in zip(files, valid, strict=True) if not good):
-            seen["refused"] += 1
-            with pytest.raises(tf.errors.InvalidArgumentError):
-                signatures["serving_default"](image_bytes=tf.constant([file]))
-        whole = [file for file, good in zip(files, valid, strict=True) if good]
-        seen["good"] += len(whole)
-        strict = signatures["serving_default"](image_bytes=tf.constant(whole))["probabilities"].numpy()
-        np.testing.assert_allclose(strict, answer["probabilities"][valid], rtol=0, atol=NOISE)
-        expected = keras.ops.softmax(model(decoded(model, whole)))
-        # CMYK pixels differ by one of 255 levels (test_image_bytes.py), which may change the classes.
-        exact = ["CMYK" not in kind for kind, good in zip(kinds, valid, strict=True) if good]
-        np.testing.assert_allclose(strict[exact], np.asarray(expected)[exact], rtol=0, atol=NOISE)
-    assert seen["good"] > 600 and seen["refused"] > 200
+        in_c(loader, folder, "serving_default", np.array([b"text"], object), tmp_path)
 
 
 # ---- the clients in examples/serving, whose requests go to the signatures without a server
@@ -477,8 +444,8 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> Any:
     return [importlib.import_module(name) for name in ("rest_client", "grpc_client", "load")]
 
 
-class Connection:
-    """Answers the requests of the REST client, as a server documents them."""
+class FakeServer:
+    """Answer the requests of both clients by the signatures: a connection for REST, and a stub for gRPC."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
@@ -489,54 +456,49 @@ class Connection:
         files = [base64.b64decode(row["b64"], validate=True) for row in asked["instances"]]
         try:
             outputs = self.call[asked["signature_name"]](image_bytes=tf.constant(files))
-        except tf.errors.InvalidArgumentError as error:
-            self.status, self.content = 400, {"error": error.message}
+        except tf.errors.InvalidArgumentError as refused:
+            self.status, self.content = 400, {"error": refused.message}
             return
         columns = {
-            name: [[text.decode() for text in row] for row in value.numpy()]
-            if name == "classes"
-            else value.numpy().tolist()
-            for name, value in outputs.items()
+            name: value.numpy().astype("U" if name == "classes" else None).tolist() for name, value in outputs.items()
         }
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         self.status, self.content = 200, {"predictions": rows}
 
-    def getresponse(self) -> Connection:
+    def getresponse(self) -> FakeServer:
         return self
 
     def read(self) -> bytes:
         return json.dumps(self.content).encode()
 
+    def Predict(self, request: Any, timeout: float) -> Any:  # noqa: N802 - the name in the .proto
+        from tensorflow_serving.apis import predict_pb2
+
+        assert (request.model_spec.name, list(request.inputs)) == ("vit", ["image_bytes"])
+        files = tf.constant(tf.make_ndarray(request.inputs["image_bytes"]), tf.string)
+        answer = predict_pb2.PredictResponse()
+        for name, value in self.call[request.model_spec.signature_name](image_bytes=files).items():
+            if not request.output_filter or name in request.output_filter:
+                answer.outputs[name].CopyFrom(tf.make_tensor_proto(value))
+        return answer
+
 
 def test_the_clients_send_what_the_signatures_take(saved_digits: Any, clients: Any) -> None:
-    from tensorflow_serving.apis import predict_pb2
-
     rest_client, grpc_client, _ = clients
-    call = saved_digits.call
-
-    class Stub:
-        def Predict(self, request: Any, timeout: float) -> Any:  # noqa: N802 - the name in the .proto
-            assert (request.model_spec.name, list(request.inputs)) == ("vit", ["image_bytes"])
-            files = tf.constant(tf.make_ndarray(request.inputs["image_bytes"]), tf.string)
-            answer = predict_pb2.PredictResponse()
-            for name, value in call[request.model_spec.signature_name](image_bytes=files).items():
-                if not request.output_filter or name in request.output_filter:
-                    answer.outputs[name].CopyFrom(tf.make_tensor_proto(value))
-            return answer
-
-    rows = rest_client.classify(Connection(call), FILES)
+    server = FakeServer(saved_digits.call)
     probabilities = np.asarray(keras.ops.softmax(saved_digits.model(decoded(saved_digits.model))))
+    rows = rest_client.classify(server, FILES)
     np.testing.assert_allclose([row["probabilities"] for row in rows], probabilities, atol=NOISE)
     with pytest.raises(ValueError, match=r"400: [\s\S]*Invalid JPEG"):
-        rest_client.classify(Connection(call), [FILES[0], CORRUPT])
-    careful = rest_client.classify(Connection(call), [CORRUPT, FILES[0]], signature="tolerant")
+        rest_client.classify(server, [FILES[0], CORRUPT])
+    careful = rest_client.classify(server, [CORRUPT, FILES[0]], signature="tolerant")
     assert [row["valid"] for row in careful] == [False, True] and careful[0]["classes"] == [""] * 3
 
-    answer = grpc_client.classify(Stub(), FILES)
+    answer = grpc_client.classify(server, FILES)
     np.testing.assert_allclose(answer["probabilities"], probabilities, atol=NOISE)
     assert [[name.decode() for name in row] for row in answer["classes"]] == [row["classes"] for row in rows]
-    assert sorted(grpc_client.classify(Stub(), FILES, outputs=("scores",))) == ["scores"]
-    assert grpc_client.classify(Stub(), [])["classes"].shape == (0, 3)
+    assert sorted(grpc_client.classify(server, FILES, outputs=("scores",))) == ["scores"]
+    assert grpc_client.classify(server, [])["classes"].shape == (0, 3)
 
 
 def test_the_load_generator_counts_what_goes_wrong(clients: Any) -> None:

@@ -22,7 +22,7 @@ import tensorflow as tf
 from keras_vit import VisionTransformer, digits, export, zoo
 from keras_vit.export.check import litert_file, samples
 from keras_vit.export.check import verify as verification
-from keras_vit.export.check.report import measure_resources, resident_bytes
+from keras_vit.export.check.report import measure_resources
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
@@ -132,26 +132,15 @@ def test_a_report_says_what_was_measured() -> None:
     assert [fact for fact in facts if fact not in str(report)] == []
 
 
-def test_time_and_the_most_memory_of_a_block_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = itertools.chain([100, 400], itertools.repeat(250))  # at the start, once in between, from then on
-    monkeypatch.setattr("keras_vit.export.check.report.resident_bytes", lambda: next(looks))
-    with measure_resources() as used:
-        time.sleep(0.05)
-    assert used.seconds >= 0.05
-    assert used.peak_bytes == 300
-    monkeypatch.setattr("keras_vit.export.check.report.resident_bytes", lambda: None)
-    with measure_resources() as used:
-        pass
-    assert used.peak_bytes is None
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells in /proc")
-def test_memory_in_use_is_counted_in_bytes() -> None:
-    size, before = 256 * 2**20, resident_bytes()
-    ballast = np.ones(size, np.uint8)
-    assert before is not None
+def test_time_and_memory_of_a_block_are_measured() -> None:
+    size = 256 * 2**20
+    with measure_resources() as used:
+        ballast = np.ones(size, np.uint8)
+        time.sleep(0.05)
+    assert 0.05 <= used.seconds < 60
     # Other memory of the process changed by 19 MB once; a wrong unit would be an error of a thousand times.
-    assert 0.5 * size < resident_bytes() - before < 2 * size
+    assert used.peak_bytes is not None and 0.5 * size < used.peak_bytes < 2 * size
     del ballast
 
 
@@ -420,7 +409,7 @@ def random_models(seed: int) -> list[VisionTransformer]:
 @pytest.mark.parametrize(
     ("seed", "mode"),
     full_except(
-        [*((seed, "none") for seed in range(12)), (0, "float16"), (4, "dynamic"), (8, "dynamic")],
+        [(0, "none"), (1, "none"), (2, "none"), (0, "float16"), (4, "dynamic")],
         itertools.product(range(12), WRITTEN),
     ),
 )
@@ -446,8 +435,10 @@ def few_digits(count: int) -> tuple[VisionTransformer, np.ndarray, np.ndarray]:
     return few, few.preprocess(calibration), few.preprocess(shown)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("count", full_except([2, 4], [2, 3, 4]))
+@pytest.mark.parametrize(
+    ("count", "mode"),
+    full_except([(2, "dynamic"), (3, "int8"), (4, "int16x8")], itertools.product((2, 3, 4), MODES)),
+)
 def test_honest_files_of_few_classes_are_accepted_in_every_mode(count: int, mode: str, tmp_path: Path) -> None:
     model, calibration, shown = few_digits(count)
     given: dict[str, Any] = {"calibration": calibration} if load_mode(mode).needs_calibration else {}
