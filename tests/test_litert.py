@@ -327,6 +327,8 @@ def test_the_runtime_reads_what_was_written(tmp_path: Path, outside: bool) -> No
         assert graph.get_signature_list() == {"serving_default": {"inputs": ["image"], "outputs": ["logits"]}}
         # Values up to 10, of the type's rounding.
         np.testing.assert_allclose(run(graph, x), x @ KERNEL.T + BIAS, atol=bound * 10)
+    with pytest.raises(ValueError, match="needs a signature"):
+        Builder().write(tmp_path / "none.tflite")
 
 
 @pytest.mark.parametrize("outside", [False, True])
@@ -349,25 +351,3 @@ def test_weights_are_aligned_and_where_the_file_says(tmp_path: Path, outside: bo
     assert KERNEL.astype(np.float32).tobytes() in found.values()
     assert found[model.Metadata(0).Buffer()] == b"by hand"
     assert model.Metadata(0).Name() == b"NOTE"
-
-
-def test_a_file_needs_a_signature_and_keeps_small_constants_once(tmp_path: Path) -> None:
-    builder = Builder()
-    first = builder.constant(np.array([1, 2], np.int32), "a")
-    assert builder.constant(np.array([1, 2], np.int32), "b") is first
-    assert builder.constant(np.array([[1, 2]], np.int32), "c") is not first
-    assert builder.constant(np.array([1, 2], np.int64), "d") is not first
-    with pytest.raises(ValueError, match="needs a signature"):
-        builder.write(tmp_path / "model.tflite")
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_array_in_another_order_is_written_in_rows(tmp_path: Path) -> None:
-    builder = Builder()
-    table = RANDOM.normal(size=(6, 4)).astype(np.float32)
-    image = builder.input("image", (4, 6))
-    turned = builder.constant(table.T, "table")
-    builder.signature({"image": image}, {"logits": Operators(builder).add(image, turned, "sum")})
-    builder.write(tmp_path / "sum.tflite")
-    graph = interpreter.Interpreter(str(tmp_path / "sum.tflite"))
-    np.testing.assert_array_equal(run(graph, np.zeros((4, 6), np.float32)), table.T)

@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -435,15 +434,6 @@ def test_the_c_plus_plus_loader_answers_as_python(saved_digits: Any, loader: Pat
 # ---- the clients in examples/serving, whose requests go to the signatures without a server
 
 
-@pytest.fixture
-def clients(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the modules of the REST client, the gRPC client and the load generator."""
-    pytest.importorskip("grpc")
-    pytest.importorskip("tensorflow_serving")
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return [importlib.import_module(name) for name in ("rest_client", "grpc_client", "load")]
-
-
 class FakeServer:
     """Answer the requests of both clients by the signatures: a connection for REST, and a stub for gRPC."""
 
@@ -483,8 +473,10 @@ class FakeServer:
         return answer
 
 
-def test_the_clients_send_what_the_signatures_take(saved_digits: Any, clients: Any) -> None:
-    rest_client, grpc_client, _ = clients
+def test_the_clients_send_what_the_signatures_take(saved_digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorflow_serving")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    rest_client, grpc_client = (importlib.import_module(name) for name in ("rest_client", "grpc_client"))
     server = FakeServer(saved_digits.call)
     probabilities = np.asarray(keras.ops.softmax(saved_digits.model(decoded(saved_digits.model))))
     rows = rest_client.classify(server, FILES)
@@ -499,26 +491,6 @@ def test_the_clients_send_what_the_signatures_take(saved_digits: Any, clients: A
     assert [[name.decode() for name in row] for row in answer["classes"]] == [row["classes"] for row in rows]
     assert sorted(grpc_client.classify(server, FILES, outputs=("scores",))) == ["scores"]
     assert grpc_client.classify(server, [])["classes"].shape == (0, 3)
-
-
-def test_the_load_generator_counts_what_goes_wrong(clients: Any) -> None:
-    load = clients[2]
-    answers = iter([[True], [True, True], ValueError("no"), OSError("gone"), [False]])
-
-    def send(_: list[bytes]) -> list[bool]:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    left = iter(range(5))
-    counts = load.run(lambda: nullcontext(send), FILES, going=lambda: next(left, None) is not None, threads=1)
-    assert (len(counts.times), counts.failures.total(), counts.refused, counts.corrupt) == (5, 4, 0, 0)
-    accepted = iter([True, False])
-    counts = load.run(
-        lambda: nullcontext(lambda _: [True]), FILES, going=lambda: next(accepted), threads=1, corrupt=1.0
-    )
-    assert counts.failures.total() == 1, "a corrupt image that is not refused is a failure"
 
 
 def test_the_real_server_is_configured_with_files_that_are_there() -> None:
