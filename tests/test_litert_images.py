@@ -115,13 +115,14 @@ def test_rounded_pixels_are_those_of_preprocess_in_either_order(tmp_path: Path, 
 
 
 def test_the_centre_is_cut_out_where_preprocess_cuts_it(tmp_path: Path) -> None:
-    for source, target, fraction in (
-        ((480, 640), (224, 224), 0.875),
-        ((640, 480), (384, 384), 1.0),
-        ((33, 1000), (48, 64), 0.9),
-        ((7, 7), (9, 8), 0.5),
+    for source, target, fraction, rounding in (
+        ((480, 640), (224, 224), 0.875, "nearest"),
+        ((640, 480), (384, 384), 1.0, "nearest"),
+        ((33, 1000), (48, 64), 0.9, "down"),
+        ((7, 7), (9, 8), 0.5, "nearest"),
+        ((97, 131), (32, 31), 0.75, "half_even"),
     ):
-        preprocessing = Preprocessing(resize="crop", crop_fraction=fraction)
+        preprocessing = Preprocessing(resize="crop", crop_fraction=fraction, crop_rounding=rounding)
         config = tiny(image_size=target, patch_size=1, preprocessing=preprocessing)
         given = pixels(*source)
         # The runtime rounds positions differently, by a few ten-thousandths of a pixel.

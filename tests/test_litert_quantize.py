@@ -25,7 +25,7 @@ from keras_vit.export.quantization.gptq import gptq
 from keras_vit.export.quantization.modes import Mode, Rule
 from keras_vit.export.quantization.quantize import quantize
 from keras_vit.export.quantization.rounding import Tokens, round_dense
-from litert_graph import interpreter
+from litert_graph import interpreter, read_labels
 from marks import full_except
 from outlier_models import score
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built
@@ -77,14 +77,6 @@ def ruled(*rules: Rule) -> Mode:
     return Mode(name="mine", summary="", devices="", least_cosine=0.0, least_agreement=0.0, rules=rules)
 
 
-def write(model, source, path, mode, calibration):
-    if mode.uses_quantizer:
-        quantize(source, path, mode, calibration=calibration)
-    else:
-        rounded = round_dense(source, mode, calibration, Tokens.of(model)) if mode.needs_calibration else {}
-        build_file(model, Options(storage=mode, rounded=rounded)).write(path)
-
-
 def test_the_manuals_mode_works(tiny_file, tmp_path):
     manual = (data_files.folder("converters") / "README.md").read_text(encoding="utf-8")
     [table] = [block for block in re.findall(r"```toml\n(.*?)```", manual, re.DOTALL) if "[[rules]]" in block]
@@ -100,9 +92,12 @@ def test_the_manuals_mode_works(tiny_file, tmp_path):
 
 @pytest.mark.parametrize("name", LEAST_SQNR)
 def test_every_mode_keeps_the_digits(digit_files, tmp_path, name):
-    model, source, images, labels, calibration = digit_files
+    model, _, images, labels, calibration = digit_files
     mode, path = modes.load_mode(name), tmp_path / "model.tflite"
-    write(model, source, path, mode, calibration)
+    given = {"calibration": calibration} if mode.needs_calibration else {}
+    report = export.tflite(model, path, quantize=name, verify=images[:64], **given)
+    assert (report.mode, report.calibrated_on) == (name, False)
+    assert b"M001" in path.read_bytes() and len(read_labels(path)) == 10
     received, expected = results(path, images), model.predict_on_batch(images)
     assert sqnr(received, expected) > LEAST_SQNR[name]
     lengths = np.linalg.norm(received, axis=1) * np.linalg.norm(expected, axis=1)
@@ -156,7 +151,7 @@ def test_of_several_rules_the_last_that_fits_counts(tiny_file, tmp_path):
         Rule(operators=dense, weights=4, block=32, names="block_0/mlp/dense2;"),
     )
     path = tmp_path / "model.tflite"
-    write(built(), None, path, mode, None)
+    build_file(built(), Options(storage=mode)).write(path)
     tensors = {tensor.name.decode(): tensor for tensor in unpacked(path).subgraphs[0].tensors}
     types, s = {name: tensor.type for name, tensor in tensors.items()}, schema().TensorType
     assert types["block_0/mlp/dense1/kernel"] == s.FLOAT32
