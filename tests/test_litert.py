@@ -253,6 +253,7 @@ def test_what_blocks_share_is_kept_once(kind: str, name: str) -> None:
 
 
 def test_factors_of_another_width_or_name_are_refused() -> None:
+    model = built()
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"smoothing": {"block_0/norm1": np.ones(3)}}, "broadcast"),
         ({"scales": np.ones(3)}, "broadcast"),
@@ -260,7 +261,7 @@ def test_factors_of_another_width_or_name_are_refused() -> None:
     ]
     for options, message in wrong:
         with pytest.raises(ValueError, match=message):
-            build_file(built(), Options(**options))
+            build_file(model, Options(**options))
 
 
 def test_a_norm_may_read_a_norm(tmp_path: Path) -> None:

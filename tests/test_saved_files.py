@@ -113,6 +113,7 @@ from keras_vit.text import TextEncoder
     subprocess.run([sys.executable, "-c", code], check=True, cwd=saved)
 
 
+@pytest.mark.full
 def test_a_run_of_an_earlier_version_continues(tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(SAVED / "run", out)

@@ -337,18 +337,19 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytes
     assert nothing_but(tmp_path, "1", "2") and nothing_but(tmp_path / "1", "precious")
 
 
-def test_a_graph_that_answers_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = small(num_channels=2)
-    build, decode = server.build, server.decode
-    with monkeypatch.context() as patch:
-        patch.setattr(server, "build", lambda _, **options: build(other, **options))
-        other.get_layer("head").bias.assign_add([5.0, 0, 0, 0, -5])
-        with pytest.raises(export.VerificationError, match="differs from the model"):
-            export.saved_model(small(num_channels=2), tmp_path / "1")
-    monkeypatch.setattr(server, "decode", lambda files, config: 0.9 * decode(files, config))
-    with pytest.raises(export.VerificationError, match="prepares image files differently"):
-        export.saved_model(small(), tmp_path / "2", warmup=())
+def test_a_graph_that_answers_otherwise_is_refused(
+    saved_digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, build = small(num_channels=2), server.build
+    monkeypatch.setattr(server, "build", lambda _, **options: build(other, **options))
+    other.get_layer("head").bias.assign_add([5.0, 0, 0, 0, -5])
+    with pytest.raises(export.VerificationError, match="differs from the model"):
+        export.saved_model(small(num_channels=2), tmp_path / "1")
     assert nothing_but(tmp_path)
+    model = saved_digits.model
+    darker = model.with_config(model.config.replace(preprocessing={"mean": (0.6,), "std": (0.5,)}))
+    with pytest.raises(export.VerificationError, match="prepares image files differently"):
+        export.verify(darker, saved_digits.folder)
 
 
 # ---- the loaders of servers, which restore by the graph's names: a folder may load in Python and still fail there
