@@ -62,6 +62,16 @@ def test_a_folder_that_is_called_like_a_model_is_not_trained(tmp_path: Path, mon
     assert trained.hidden_size != converters.load("digits").config.hidden_size
 
 
+def test_an_unprepared_data_set_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "cifar10" in fails(
+        monkeypatch, "train", "finetune", "--model", "digits", "--data", "cifar10", "--data-dir", "."
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_few_shot(checkpoint: Path) -> None:
     printed = run("evaluate", checkpoint, "--data", "digits", "--few-shot", 1, "--few-shot", 2, "--json")
     assert [row["shots"] for row in json.loads(printed)] == [1, 2]
