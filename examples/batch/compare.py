@@ -1,7 +1,7 @@
 """Compare the rows of Ray, Spark and Beam with those of one process, on 200 photos and 2 damaged files.
 
-python examples/batch/compare.py ray                   in an environment with ray: a cluster of two nodes, one is removed
-python examples/batch/compare.py spark PYTHON          PYTHON has pyspark and tensorflow; Java
+python examples/batch/compare.py ray             in an environment with ray: a cluster of two nodes, one is removed
+python examples/batch/compare.py spark PYTHON    PYTHON has pyspark and tensorflow; Java
 python examples/batch/compare.py beam PYTHON           PYTHON has apache-beam and tensorflow
 """
 
