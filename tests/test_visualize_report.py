@@ -25,6 +25,7 @@ from keras_vit import digits, zoo
 from keras_vit._util.text import byte_size
 from keras_vit.export import Report
 from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train.measure.evaluation import Evaluation
 from keras_vit.visualize import figures
 from keras_vit.visualize.report_page import report, undo_preprocessing
 from marks import full_except
@@ -237,6 +238,16 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[plots\]"'):
         importlib.reload(figures)
+
+
+def test_in_a_notebook_an_evaluation_and_an_export_are_tables() -> None:
+    metrics = {"top1": 0.5, "top5": 1.0, "loss": 0.25}
+    counts = {"count": 1234, "unlabelled": 0, "skipped": 3, "images_per_second": 9.0}
+    evaluation = Document(Evaluation(data="<b>", labels="single", metrics=metrics, **counts)._repr_html_())
+    assert "top-1 50.00%" in evaluation.text and "unreadable 3" in evaluation.text and "<b>" in evaluation.text
+    assert "without a label" not in evaluation.text and "&lt;b&gt;" in evaluation.source
+    exported = Document(EXPORTS[0]._repr_html_())
+    assert "cosine 0.9988" in exported.text and "200 KiB" in exported.text and "None" not in exported.text
 
 
 # Pictures
