@@ -351,15 +351,12 @@ def test_a_text_finds_the_photos_that_it_describes(photos: Path, tmp_path: Path)
     assert json.loads(run(*line, "--model", "digits", "--json")) == found
 
 
-def test_predict_classifies_by_words_and_by_a_file_of_them(photos: Path, tmp_path: Path) -> None:
+def test_predict_classifies_by_a_file_of_words(photos: Path, tmp_path: Path) -> None:
     [path] = (photos / "photos").glob("00-*")
-    rows = json.loads(run("predict", "digits", path, "--classes", "three, seven", "--json"))
-    assert [each["label"] for each in rows[0]["predictions"]] == ["seven", "three"]
     (tmp_path / "words.txt").write_text("\ufeffseven\n\n  three\n", encoding="utf-8")
-    again = json.loads(run("predict", "digits", path, "--classes", tmp_path / "words.txt", "--json"))
-    assert [each["probability"] for each in again[0]["predictions"]] == pytest.approx(
-        [each["probability"] for each in rows[0]["predictions"]], abs=1e-6
-    )
+    [row] = json.loads(run("predict", "digits", path, "--classes", tmp_path / "words.txt", "--json"))
+    labels = [each["label"] for each in row["predictions"]]
+    assert sorted(labels) == ["seven", "three"] and path.stem.endswith(labels[0])
 
 
 def test_wrong_lines_are_told(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
