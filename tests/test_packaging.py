@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 import keras_vit
 from keras_vit._util import data_files
 from keras_vit._util.text import DISTRIBUTION
-from package_source import MODULES, PACKAGE, ROOT, imported_packages
+from package_source import MODULES, PACKAGE, ROOT, imported_modules, imported_packages
 
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
@@ -170,25 +170,22 @@ PYTHON_FILES = files_of(PACKAGE)
 DATA_FILES = set().union(*(files_of(ROOT / name) for name in DATA))
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the repository, because building leaves files in it, and packs files that an earlier build left."""
-    copy = tmp_path_factory.mktemp("source") / "checkout"
-    without = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
-    return Path(shutil.copytree(ROOT, copy, ignore=without))
+def needs_extra(module: str) -> bool:
+    """Return whether a module, or one that it imports, imports an optional package at its top."""
+    others = imported_modules(module, at_import=True)
+    return not third_party(module, at_import=True) <= CORE or any(map(needs_extra, others))
 
 
 @pytest.fixture(scope="module")
-def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the targets for `pip install`, by kind. The wheel is built from the sdist, as packagers do."""
     folder = tmp_path_factory.mktemp("dist")
+    # A copy: building leaves files in the repository, and packs files that an earlier build left.
+    without = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+    checkout = Path(shutil.copytree(ROOT, folder / "checkout", ignore=without))
     output(sys.executable, "-m", "build", "--outdir", folder, checkout, folder=folder)
-    return {
-        "wheel": next(folder.glob("*.whl")),
-        "sdist": next(folder.glob("*.tar.gz")),
-        "folder": checkout,
-        "editable": checkout,
-    }
+    kinds = {"wheel": next(folder.glob("*.whl")), "sdist": next(folder.glob("*.tar.gz"))}
+    return {**kinds, "folder": checkout, "editable": checkout}
 
 
 @pytest.fixture(scope="module")
@@ -203,14 +200,10 @@ def environment(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_code_and_the_data(built: dict[str, Path]) -> None:
+def test_wheel_and_sdist_hold_the_code_and_the_data(built: dict[str, Path]) -> None:
     with zipfile.ZipFile(built["wheel"]) as wheel:
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == PYTHON_FILES | {f"keras_vit/_installed/{name}" for name in DATA_FILES}
-
-
-@pytest.mark.slow
-def test_the_sdist_holds_the_code_the_data_and_the_tests(built: dict[str, Path]) -> None:
     with tarfile.open(built["sdist"]) as sdist:
         packed = {name.partition("/")[2] for name in sdist.getnames()}
     assert packed >= PYTHON_FILES | DATA_FILES | files_of(ROOT / "tests") | {"LICENSE", "README.md"}
@@ -229,7 +222,7 @@ def test_every_kind_of_install_works(kind: str, built: dict[str, Path], environm
     assert (Path(where.strip()) == built[kind] / "keras_vit") == (kind == "editable")
 
     # The environment has no extras: no other module may need one to be imported.
-    alone = [module for module in MODULES if module != "__main__" and third_party(module, at_import=True) <= CORE]
+    alone = [module for module in MODULES if module != "__main__" and not needs_extra(module)]
     modules = [f"keras_vit.{module}".removesuffix(".__init__") for module in alone]
     output(environment / "python", "-c", f"import {', '.join(modules)}", folder=folder)
 
