@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import reference_cases as reference
 from command_line import fails, run
-from keras_vit import __version__, converters, export, zoo
+from keras_vit import __version__, converters, zoo
 from keras_vit._util import data_files
 from keras_vit._util.timing import timed
 from keras_vit.batch.folder import open_folder
@@ -26,7 +26,6 @@ from keras_vit.cli import _app, bench, show
 from keras_vit.zoo import catalogue, pretrained
 from package_source import ROOT, TREES
 from test_parameter_counts import OFFICIAL
-from tiny_models import built
 
 GROUP: Any = typer.main.get_command(_app.app)
 COMMANDS = sorted(GROUP.commands)
@@ -245,33 +244,6 @@ def test_a_table_of_ones_own_is_converted_from_and_facts_are_taken(tmp_path: Pat
 
 
 # ---- bench
-
-
-def test_bench_times_checkpoints_and_files_and_refuses_what_it_cannot_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    model = built(num_layers=1)
-    converters.save(model, "tiny.npz", format="google")
-    export.saved_model(model, "saved")
-    export.tflite(model, "pixels.tflite", quantize="none", input_dtype="uint8", batch=2, source_size=(40, 24))
-    for line, image_size, batch in (
-        (["tiny.npz", "--image-size", "32x40"], [32, 40], 1),
-        (["saved", "--batch", "3"], [32, 32], 3),
-        (["pixels.tflite", "--threads", "1"], [40, 24], 2),
-    ):
-        row = json.loads(run("bench", *line, "--rounds", 5, "--json"))
-        assert (row["image_size"], row["batch"], row["rounds"]) == (image_size, batch, 5)
-        assert 0 < row["median_ms"] <= row["p90_ms"]
-        assert row["images_per_second"] == pytest.approx(1000 * batch / row["median_ms"])
-    first, second = run("bench", "tiny.npz", "--rounds", 3).splitlines()
-    assert first.startswith("tiny.npz at 32 x 32, batch 1: median ") and "3 calls after warm-up" in second
-    for wrong, said in {
-        "pixels.tflite --batch 3": "takes 2 images per call. Received: --batch 3",
-        "pixels.tflite --image-size 48": "--image-size",
-        "saved --threads 2": "threads",
-    }.items():
-        assert said in fails(monkeypatch, "bench", *wrong.split())
 
 
 def test_slow_first_calls_are_told_apart() -> None:

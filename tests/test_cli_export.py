@@ -1,4 +1,4 @@
-"""`keras-vit export` and `keras-vit verify` write and print the right things, and fail with clear errors."""
+"""`keras-vit export`, `verify` and `bench` write and print the right things, and fail with clear errors."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from keras_vit.cli import _app
 from keras_vit.export.check.running import load_exported
 from keras_vit.export.litert.options import Options
 from litert_graph import read_labels
+from tiny_models import built
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +92,47 @@ def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> No
     assert " KiB, int8\n" in printed
 
 
-def test_a_folder_is_a_saved_model_that_is_compared_on_ones_own_images(tmp_path: Path, pictures: Path) -> None:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
+    """Write the digits model as a SavedModel by the command, which compares it on one's own images."""
+    folder = tmp_path_factory.mktemp("saved") / "digits" / "1"
     options = ("--warmup", 2, "--dtype", "bfloat16", "--images", pictures, "--json")
-    report = json.loads(run("export", "digits", "--to", tmp_path / "digits" / "1", *options))
-    assert (report["path"], report["agreement"]) == (str(tmp_path / "digits" / "1"), 1.0)
+    report = json.loads(run("export", "digits", "--to", folder, *options))
+    assert (report["path"], report["agreement"]) == (str(folder), 1.0)
     assert (report["mode"], report["images"]) == ("bfloat16", 20)
-    assert (tmp_path / "digits" / "1" / "assets.extra" / "tf_serving_warmup_requests").exists()
+    return folder
+
+
+def test_a_folder_is_a_saved_model_with_requests_for_warm_up(saved: Path) -> None:
+    assert (saved / "saved_model.pb").exists()
+    assert (saved / "assets.extra" / "tf_serving_warmup_requests").exists()
+
+
+def test_bench_times_checkpoints_and_files_and_refuses_what_it_cannot_time(
+    written: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = built(num_layers=1)
+    converters.save(model, "tiny.npz", format="google")
+    export.tflite(model, "pixels.tflite", quantize="none", input_dtype="uint8", batch=2, source_size=(40, 24))
+    for line, image_size, batch in (
+        (["tiny.npz", "--image-size", "32x40"], [32, 40], 1),
+        ([saved, "--batch", "3"], [32, 32], 3),
+        ([written, "--threads", "1"], [32, 32], 1),
+        (["pixels.tflite"], [40, 24], 2),
+    ):
+        row = json.loads(run("bench", *line, "--rounds", 5, "--json"))
+        assert (row["image_size"], row["batch"], row["rounds"]) == (image_size, batch, 5)
+        assert 0 < row["median_ms"] <= row["p90_ms"]
+        assert row["images_per_second"] == pytest.approx(1000 * batch / row["median_ms"])
+    first, second = run("bench", "tiny.npz", "--rounds", 3).splitlines()
+    assert first.startswith("tiny.npz at 32 x 32, batch 1: median ") and "3 calls after warm-up" in second
+    for wrong, said in (
+        (["pixels.tflite", "--batch", "3"], "takes 2 images per call. Received: --batch 3"),
+        (["pixels.tflite", "--image-size", "48"], "--image-size"),
+        ([saved, "--threads", "2"], "threads"),
+    ):
+        assert said in fails(monkeypatch, "bench", *wrong)
 
 
 def test_a_file_that_is_too_far_from_the_model_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

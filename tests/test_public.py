@@ -144,15 +144,26 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 SHOWN = [public for public in PUBLIC if PROMPT in public.docstring]
+SLOW = {f"keras_vit.{name}" for name in ("batch.embed", "dense.load", "export.saved_model", "train.run")}
+
+
+def assert_examples_run(chosen: list[PublicName]) -> None:
+    names = {"keras_vit": keras_vit, "np": np}
+    failures = {public.name: run_examples(public.docstring, public.name, names) for public in chosen}
+    assert chosen and {name: told for name, told in failures.items() if told} == {}
 
 
 @pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize("module", sorted({public.name.split(".")[1] for public in SHOWN}))
 def test_the_public_examples_run(module: str) -> None:
-    chosen = [public for public in SHOWN if public.name.split(".")[1] == module]
-    names = {"keras_vit": keras_vit, "np": np}
-    failures = {public.name: run_examples(public.docstring, public.name, names) for public in chosen}
-    assert {name: told for name, told in failures.items() if told} == {}
+    assert_examples_run([each for each in SHOWN if each.name.split(".")[1] == module and each.name not in SLOW])
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("name", sorted(SLOW))
+def test_the_slow_public_examples_run(name: str) -> None:
+    assert_examples_run([each for each in SHOWN if each.name == name])
 
 
 @pytest.mark.usefixtures("empty_folder")
