@@ -77,17 +77,14 @@ def mapper() -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize(
-    ("kind", "outputs", "is_pooled"),
-    [
-        ("token", ("logits", "probabilities"), True),
-        ("headless", ("features",), True),
-        ("unpooled", ("logits", "probabilities"), False),
-    ],
-)
-def test_a_model_knows_its_task(kind: str, outputs: tuple[str, ...], is_pooled: bool) -> None:
-    config = tiny(**VARIANTS.get(kind, {}))
-    assert (task.from_config(config).outputs, task.from_config(config).is_pooled) == (outputs, is_pooled)
+def test_a_model_knows_its_task() -> None:
+    expected = {
+        "token": (("logits", "probabilities"), True),
+        "headless": (("features",), True),
+        "unpooled": (("logits", "probabilities"), False),
+    }
+    tasks = {kind: task.from_config(tiny(**VARIANTS.get(kind, {}))) for kind in expected}
+    assert {kind: (each.outputs, each.is_pooled) for kind, each in tasks.items()} == expected
 
 
 def test_any_keras_model_has_a_task() -> None:
@@ -148,9 +145,7 @@ def test_a_data_set_has_the_task_of_its_labels(monkeypatch: pytest.MonkeyPatch) 
     ]
     np.testing.assert_array_equal(label, [[2, 3], [0, 255]])
     assert open_data({"train": (images, [0, 1])}).task == Classification(num_classes=2, labels=("0", "1"))
-    with pytest.raises(
-        ValueError, match=r"Expected train labels: .*, or maps \(n, height, width\). Received: float64 \(2,\)"
-    ):
+    with pytest.raises(ValueError, match=r"train labels.*or maps \(n, height, width\)"):
         open_data({"train": (images, [0.5, 1])})
     with pytest.raises(ValueError, match="train labels are not classes. Received: 2"):
         open_data({"train": (images, maps), "num_classes": 2})
