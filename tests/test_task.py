@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_vit.dense.task import Segmentation
 from keras_vit.model import task
 from keras_vit.model.task import Classification
+from keras_vit.train.data.sources import open_data
+from keras_vit.train.data.split import match_data
 from keras_vit.train.step.objective import supervised
 from tiny_models import VARIANTS, built, prepared, tiny
 
@@ -78,3 +81,16 @@ def test_a_task_may_wrap_another() -> None:
     np.testing.assert_allclose(wrapped, own + 2.0, rtol=1e-6)
     np.testing.assert_array_equal(metrics["accuracy"], same_metrics["accuracy"])
     assert Distilled(model.task, 2.0).outputs == model.task.outputs
+
+
+def test_maps_of_a_data_set_get_the_numbers_of_the_models_classes() -> None:
+    images, maps = np.zeros((2, 2, 2, 3), np.uint8), np.array([[[0, 1], [2, 255]]] * 2)
+    data = open_data({"train": (images, maps), "class_names": ["a", "b", "c"]})
+    assert data.task == Segmentation(num_classes=3, labels=("a", "b", "c"))
+    matched = match_data(data, ("c", "d", "a", "b"), 4).training_split()
+    labels = [example["label"] for example in matched.iterate_once()]
+    np.testing.assert_array_equal(labels, [[[2, 3], [0, 255]]] * 2)
+    with pytest.raises(ValueError, match="train labels"):
+        open_data({"train": (images, [0.5, 1])})
+    with pytest.raises(ValueError, match="train labels.* 2"):
+        open_data({"train": (images, maps), "num_classes": 2})
