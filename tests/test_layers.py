@@ -1,4 +1,7 @@
-"""Every layer agrees with an independent computation in Keras, NumPy, SciPy or TensorFlow."""
+"""Layers come back from their configs, compute in their dtypes, can be trained and start as in the papers' code.
+
+Their outputs are those of the official code in test_formats.py, and of NumPy in test_position_variants.py.
+"""
 
 from __future__ import annotations
 
@@ -140,44 +143,6 @@ def test_a_layer_computes_in_its_policys_dtype(name: str) -> None:
         assert np.abs(difference).max() < largest * np.abs(want).max(), policy
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
-    return scipy.special.softmax(scores, axis=-1)
-
-
-def numpy_attention(layer: Any, queries: np.ndarray, attended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute attention as in the paper's appendix A, one head at a time, in float64."""
-    kernels = {name: np.array(getattr(layer, name).kernel, np.float64) for name in ("query", "key", "value", "out")}
-    biases = {}
-    for name in kernels:
-        bias = getattr(layer, name).bias
-        biases[name] = np.zeros(kernels[name].shape[1:]) if bias is None else np.array(bias, np.float64)
-    weights, output = [], biases["out"]
-    for head in range(layer.num_heads):
-        q = queries @ kernels["query"][:, head] + biases["query"][head]
-        k = attended @ kernels["key"][:, head] + biases["key"][head]
-        v = attended @ kernels["value"][:, head] + biases["value"][head]
-        weights.append(softmax(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1])))
-        output = output + weights[-1] @ v @ kernels["out"][head]
-    return output, np.stack(weights, axis=1)
-
-
-@pytest.mark.parametrize("use_bias", [True, False])
-def test_attention_is_the_papers(use_bias: bool) -> None:
-    layer: Any = filled(vit.MultiHeadAttention(4, use_bias=use_bias), TOKENS)
-    x = drawn(TOKENS)
-    for other in (x, drawn((2, 5, 32), 3)):  # to the tokens themselves, and to others
-        output, weights = numpy_attention(layer, x.astype(np.float64), other.astype(np.float64))
-        np.testing.assert_allclose(layer(x, other), output, **CLOSE)
-        np.testing.assert_allclose(layer.weights_of(x, other), weights, **CLOSE)
-
-
-def test_attention_dropout_acts_while_training_only() -> None:
-    layer = filled(vit.MultiHeadAttention(4, dropout_rate=0.5), TOKENS)
-    quiet, dropped = np.array(layer(drawn(TOKENS))), np.array(layer(drawn(TOKENS), training=True))
-    np.testing.assert_array_equal(layer(drawn(TOKENS), training=False), quiet)
-    assert np.abs(dropped - quiet).max() > 0.01
-
-
 EXACT = {
     "gelu_erf": lambda x: x * scipy.special.ndtr(x),
     "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
@@ -198,26 +163,6 @@ def test_activations_are_their_formulas() -> None:
         np.testing.assert_allclose(single, EXACT[name](x), rtol=2e-6, atol=2e-6, err_msg=name)
 
 
-def numpy_norm(norm: Any, x: np.ndarray, epsilon: float) -> np.ndarray:
-    gamma, beta = norm.get_weights()
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon) * gamma + beta
-
-
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf", "gelu_quick"])
-def test_a_block_reads_as_the_paper(activation: str) -> None:
-    config = BlockConfig(num_heads=4, mlp_dim=48, activation=activation, layer_scale=0.5, norm_epsilon=1e-3)
-    layer: Any = filled(vit.EncoderBlock(config), TOKENS)
-    x = drawn(TOKENS).astype(np.float64)
-    normed = numpy_norm(layer.norm1, x, 1e-3)
-    attended, weights = numpy_attention(layer.attention, normed, normed)
-    y = x + attended * layer.scale1.get_weights()[0]
-    kernel1, bias1, kernel2, bias2 = layer.mlp.get_weights()
-    hidden = EXACT[activation](numpy_norm(layer.norm2, y, 1e-3) @ kernel1 + bias1)
-    y = y + (hidden @ kernel2 + bias2) * layer.scale2.get_weights()[0]
-    np.testing.assert_allclose(layer(x.astype(np.float32)), y, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(layer.attention_weights(x.astype(np.float32)), weights, **CLOSE)
-
-
 def test_stochastic_depth_drops_whole_images_at_its_rate_and_keeps_the_mean() -> None:
     for shape in ((4000, 3, 3), (4000, 3, 3, 3)):
         layer = vit.StochasticDepth(0.3)
@@ -231,43 +176,17 @@ def test_stochastic_depth_drops_whole_images_at_its_rate_and_keeps_the_mean() ->
         np.testing.assert_array_equal(vit.StochasticDepth(rate)(x, training=training), x)
 
 
-def test_dropout_in_a_block_is_off_by_default_and_on_in_training() -> None:
-    layer = filled(
-        vit.EncoderBlock(BlockConfig(num_heads=4, mlp_dim=48, dropout_rate=0.3), stochastic_depth=0.5), TOKENS
-    )
-    x = drawn(TOKENS)
-    np.testing.assert_array_equal(layer(x), layer(x, training=False))
-    outputs = [np.array(layer(x, training=True)) for _ in range(8)]
-    assert len({output.tobytes() for output in outputs}) > 1
-
-
-@pytest.mark.parametrize(("place", "epsilon"), [("std", 1e-5), ("variance", 1e-8), ("std", 0.3), ("variance", 0.3)])
-def test_a_standardized_convolution_is_tensorflows_with_a_standardized_kernel(place: str, epsilon: float) -> None:
-    for size, strides, side in ((1, 1, 8), (3, 1, 9), (3, 2, 8), (3, 2, 9), (7, 2, 8), (7, 2, 9)):
-        x = drawn((2, side, side, 6))
-        options = {"strides": strides, "epsilon": epsilon, "epsilon_place": place}
-        layer: Any = filled(vit.StandardizedConv2D(10, size, **options), x.shape)
-        kernel = layer.get_weights()[0].astype(np.float64)
-        deviation = kernel.std((0, 1, 2)) + epsilon if place == "std" else np.sqrt(kernel.var((0, 1, 2)) + epsilon)
-        kernel = (kernel - kernel.mean((0, 1, 2))) / deviation
-        np.testing.assert_allclose(layer.standardized_kernel(), kernel, **CLOSE)
-        want = tf.nn.conv2d(x.astype(np.float64), kernel, strides, "SAME")
-        # Sums of up to 294 products of size 1: their float32 error reaches 294 * 6e-8 = 2e-5.
-        np.testing.assert_allclose(layer(x), want, rtol=1e-5, atol=5e-5, err_msg=f"{size}, {strides}, {side}")
-
-
-def test_group_norm_is_keras_own() -> None:
-    for channels, epsilon in ((32, 1e-6), (64, 1e-3), (256, 1e-6)):
-        shape = (3, 5, 4, channels)
-        ours = filled(vit.GroupNormalization(epsilon), shape)
-        theirs = keras.layers.GroupNormalization(32, epsilon=epsilon)
-        theirs.build(shape)
-        theirs.set_weights(ours.get_weights())
-        for offset in (0, 50):
-            x = drawn(shape) + offset
-            # With an offset of 50, values of size 1 have a precision of 50 * 6e-8 = 3e-6, and Keras' variance loses
-            # more.
-            np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-4 if offset else 1e-5)
+def test_dropout_acts_while_training_only() -> None:
+    block, x = {"num_heads": 4, "mlp_dim": 48}, drawn(TOKENS)
+    for layer in (
+        filled(vit.MultiHeadAttention(4, dropout_rate=0.5), TOKENS),
+        filled(vit.EncoderBlock(BlockConfig(**block, dropout_rate=0.3)), TOKENS),
+        filled(vit.EncoderBlock(BlockConfig(**block), stochastic_depth=0.5), TOKENS),
+    ):
+        quiet = np.array(layer(x))
+        np.testing.assert_array_equal(layer(x, training=False), quiet)
+        outputs = [np.array(layer(x, training=True)) for _ in range(8)]
+        assert len({output.tobytes() for output in outputs}) > 1
 
 
 def test_group_norm_keeps_its_precision_far_from_zero() -> None:
@@ -282,45 +201,6 @@ def test_group_norm_takes_its_statistics_in_float32_under_half_precision() -> No
     x = (drawn((2, 8, 8, 32)) * 300).astype(np.float16)  # squares overflow float16
     output = np.array(vit.GroupNormalization(dtype="mixed_float16")(x))
     assert np.abs(output.astype(np.float32).std() - 1) < 0.01
-
-
-def test_prefix_tokens_stand_in_front_in_order() -> None:
-    layer: Any = filled(vit.PrefixTokens(class_token=True, distilled=True, num_registers=2), TOKENS)
-    cls, distillation, registers = layer.get_weights()
-    x = drawn(TOKENS)
-    want = np.concatenate([np.tile(token, (2, 1, 1)) for token in (cls, distillation, registers)] + [x], axis=1)
-    np.testing.assert_array_equal(layer(x), want)
-
-
-def test_token_pooling_takes_one_or_averages_the_patches() -> None:
-    x = drawn(TOKENS)
-    np.testing.assert_array_equal(vit.TokenPooling(token=1)(x), x[:, 1])
-    np.testing.assert_allclose(vit.TokenPooling(prefix_tokens=3)(x), x[:, 3:].mean(1), **CLOSE)
-
-
-class Store(dict[str, Any]):
-    """Stand-in for the store that Keras passes to save_own_variables."""
-
-
-def test_a_saved_position_embedding_goes_to_another_grid_as_position_resize() -> None:
-    def layer(grid: tuple[int, int], method: str) -> Any:
-        return filled(vit.PositionEmbedding(grid, prefix_tokens=2, method=method), (None, 2 + grid[0] * grid[1], 8))
-
-    for method in position.METHODS:
-        for grid, wanted in (((4, 4), (6, 6)), ((3, 5), (4, 2)), ((4, 4), (2, 8)), ((3, 3), (3, 3))):
-            source, target, store = layer(grid, method), layer(wanted, method), Store()
-            source.save_own_variables(store)
-            target.load_own_variables(store)
-            want = position.resize(source.get_weights()[0], wanted, source_grid=grid, prefix_tokens=2, method=method)
-            np.testing.assert_array_equal(target.get_weights()[0], want, err_msg=f"{method}: {grid} to {wanted}")
-
-
-def test_a_position_embedding_of_other_prefix_tokens_is_refused() -> None:
-    source, store = filled(vit.PositionEmbedding((3, 3), prefix_tokens=1), (None, 10, 8)), Store()
-    source.save_own_variables(store)
-    target = filled(vit.PositionEmbedding((3, 3), prefix_tokens=2), (None, 11, 8))
-    with pytest.raises(ValueError, match="prefix tokens"):
-        target.load_own_variables(store)
 
 
 def test_a_sincos_embedding_is_fixed_and_leaves_the_prefix_alone() -> None:

@@ -1,9 +1,8 @@
-"""Photos are turned by their EXIF orientation, alike in Python, SavedModels, training, evaluation and commands."""
+"""Photos are turned by their EXIF orientation, alike for paths, Pillow objects, graphs and training."""
 
 from __future__ import annotations
 
 import io
-import json
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,6 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-import command_line
-from keras_vit import export, train, zoo
 from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.images import jpeg_png, pillow
@@ -23,7 +20,6 @@ from keras_vit.model.task import Classification
 from keras_vit.train.data import augment, pipeline, sources
 from keras_vit.train.data.order import Order
 from marks import full_except
-from tiny_models import built
 
 pytestmark = pytest.mark.filterwarnings("ignore:Corrupt EXIF:UserWarning", "ignore:Truncated File Read:UserWarning")
 samples = pytest.importorskip("sklearn.datasets").load_sample_images()
@@ -136,7 +132,7 @@ def test_the_tag_counts_where_it_belongs_and_damage_turns_nothing(tmp_path: Path
 def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Write upright photos without a tag, and the same ones as a turned camera stores them."""
     folder = tmp_path_factory.mktemp("photos")
-    for number in range(10):  # a class for each: those of the model of digits
+    for number in range(10):
         image = Image.fromarray(samples.images[number % 2]).crop((9 * number, number, 9 * number + 75, number + 50))
         image.save(buffer := io.BytesIO(), "JPEG", subsampling=0, exif=tag(number % 8 + 1))  # crops decode exactly
         with Image.open(buffer) as stored:
@@ -172,30 +168,3 @@ def test_training_batches_of_turned_photos_are_those_of_upright_ones(photos: Any
         stream = pipeline.training_batches(split, recipe, order=Order(batch=8, seed=1), **how)
         batches.append([batch["image"].numpy() for batch in stream.take(3)])
     np.testing.assert_array_equal(*batches)
-
-
-@pytest.mark.full
-def test_evaluation_and_commands_answer_alike_for_turned_and_upright_photos(photos: Any) -> None:
-    measured = [train.evaluate(zoo.load("digits"), folder, split="test") for folder in photos]
-    assert measured[0].loss == measured[1].loss and measured[0].count == 10
-    answers = []
-    for folder in photos:
-        printed = command_line.run("evaluate", "digits", "--data", folder, "--split", "test", "--json")
-        ranked = json.loads(command_line.run("predict", "digits", *sorted(folder.glob("test/*/*.png")), "--json"))
-        answers.append((json.loads(printed)["loss"], [each["predictions"] for each in ranked]))
-    assert answers[0] == answers[1] and len(answers[0][1]) == 10
-
-
-@pytest.mark.full  # a file as bytes is tried in test_image_kinds.py
-def test_a_saved_model_answers_alike_for_turned_and_upright_photos(photos: Any, tmp_path: Path) -> None:
-    model = built(num_layers=1)
-    export.saved_model(model, tmp_path / "1", warmup=())
-    signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
-    files = [tf.constant([path.read_bytes() for path in sorted(folder.glob("test/*/*.png"))]) for folder in photos]
-    for name in ("serving_default", "tolerant", "features"):
-        upright, turned = (signatures[name](image_bytes=each) for each in files)
-        for output in upright:
-            np.testing.assert_array_equal(turned[output], upright[output])
-    expected = model(model.preprocess(sorted(photos[1].glob("test/*/*.png"))))
-    received = signatures["serving_default"](image_bytes=files[1])["probabilities"]
-    np.testing.assert_allclose(received, tf.nn.softmax(expected), atol=1e-5)  # float32 noise

@@ -218,18 +218,6 @@ def test_constants_stay_constant(source, target, method, value):
 
 
 @few
-@given(source=grids, target=grids, slopes=st.tuples(st.floats(-9, 9), st.floats(-9, 9)))
-def test_official_keeps_a_linear_ramp_and_its_corners(source, target, slopes):
-    def ramp(grid):
-        # A side of one patch, in source or target, takes the first value.
-        ends = [(side > 1) * (old - 1) for side, old in zip(grid, source, strict=True)]
-        y, x = (np.linspace(0, end, side) for end, side in zip(ends, grid, strict=True))
-        return (slopes[0] * y[:, None] + slopes[1] * x)[..., None]
-
-    np.testing.assert_allclose(resize_patches(ramp(source), target, "official"), ramp(target), rtol=0, atol=1e-12)
-
-
-@few
 @given(source=grids, target=grids, method=methods)
 def test_transposing_the_grid_commutes_with_resizing(source, target, method):
     values = patches(source)
