@@ -22,14 +22,15 @@ from package_source import imported_packages
 from reference_cases import distance
 from tiny_models import VARIANTS, built, prepared, tiny
 
-# Models that have, between them, all parts that the arrays read.
+# Between them they have all parts that the arrays read.
 MODELS: dict[str, dict[str, Any]] = {
     "hybrid_eps": {},  # of the official code: a ResNet before the blocks
     "distilled, not square": {
         **{"distilled": True, "image_size": (24, 48), "patch_size": (8, 16)},
         **VARIANTS["2-D positions at every block"],
     },
-    "map behind registers": {"classifier": "map", "num_registers": 2, "final_norm": "pooled"},
+    "map behind registers": {"classifier": "map", "num_registers": 2},
+    "map, norm behind": {"classifier": "map", "final_norm": "pooled"},
     "mean": {
         **{"classifier": "gap", "class_token": True, "final_norm": "pooled", "representation_size": 24},
         **{"position": "sincos2d", "num_channels": 1},
@@ -66,13 +67,16 @@ def case_of(model: VisionTransformer, images: np.ndarray) -> Case:
     blocks = [f"block_{i}" for i in range(model.config.num_layers)]
     maps = [np.array(each, np.float64) for each in model.attention_maps(images)]
     after = [np.array(each, np.float64) for each in model.features(images, blocks).values()]
-    probe = probe_attention(model, after[-1]) if model.config.classifier == "map" else None
+    probe = None
+    if model.config.classifier == "map":
+        place = "encoder_norm" if model.config.final_norm == "tokens" else blocks[-1]
+        probe = probe_attention(model, np.array(model.features(images, [place])[place], np.float64))
     return Case(model, images, maps, after, probe)
 
 
-def probe_attention(model: VisionTransformer, last_tokens: np.ndarray) -> np.ndarray:
-    """Compute the attention of a map head that reads the tokens of the last block as they are, head by head."""
-    weights, patches, maps = values(model), last_tokens[:, model.config.num_prefix_tokens :], []
+def probe_attention(model: VisionTransformer, read: np.ndarray) -> np.ndarray:
+    """Compute the attention of a map head to the tokens that it reads, head by head."""
+    weights, patches, maps = values(model), read[:, model.config.num_prefix_tokens :], []
     for head in range(model.config.num_heads):
         query, keys = (
             x @ weights[f"pool/attention/{name}/kernel"][:, head] + weights[f"pool/attention/{name}/bias"][head]
