@@ -16,7 +16,7 @@ from keras_vit.converters import layout
 from keras_vit.converters.saving import plan_file
 from keras_vit.converters.table import formats, load_table
 from keras_vit.errors import CheckpointError
-from keras_vit.model.symbolic import symbolic_model
+from keras_vit.model.cost import symbolic_model
 
 PAGE = Path(__file__).parent.parent / "docs" / "load-and-convert.md"
 START, END = "<!-- families: written by tests/family_table.py, checked by make test -->\n", "<!-- /families -->"

@@ -23,7 +23,7 @@ from image_kinds import encoded, photo
 from keras_vit.export import server
 from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing, ViTConfig
-from keras_vit.model.images import pillow
+from keras_vit.model import images
 
 PAGE = Path(__file__).parent.parent / "docs" / "numerics-and-traps.md"
 START, END = "<!-- image files: written by tests/image_table.py, checked by make test -->\n", "<!-- /image files -->"
@@ -121,7 +121,7 @@ def by_object(kind: Kind) -> np.ndarray:
     except Exception as error:
         raise ValueError("`Image.open` fails") from error
     with image:
-        return pillow.pixels(image)
+        return images.pillow_pixels(image)
 
 
 @functools.cache

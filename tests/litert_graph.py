@@ -15,7 +15,7 @@ from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT32, Storage
+from keras_vit.export.litert.operators import FLOAT32, Storage
 from tiny_models import tiny
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, ViTConfig, digits, export, zoo
-from keras_vit._util import data_files
-from keras_vit.export.check import accelerators, samples
-from keras_vit.export.check.accelerators import Accelerated, CompiledRun, run_compiled
-from keras_vit.export.check.running import load_exported
+from keras_vit._util import files
+from keras_vit.export import accelerators, samples
+from keras_vit.export.accelerators import Accelerated, CompiledRun, run_compiled
+from keras_vit.export.exported import load_exported
 from outlier_models import images, score, standardise
 from tiny_models import FAMILIES, OTHERS, built, tiny
 
@@ -167,7 +167,7 @@ def check_whole_and_right(model: VisionTransformer, path: Path, mode: str, given
     calibration, shown = given
     quantize: str | Path = mode
     if mode == "int4":  # with one scale a row, without blocks
-        text = (data_files.folder("converters") / "exports" / "int4.toml").read_text(encoding="utf-8")
+        text = (files.data_folder("converters") / "exports" / "int4.toml").read_text(encoding="utf-8")
         quantize = path.with_name("int4-rows.toml")
         quantize.write_text(text.replace("block = 32\n", ""), encoding="utf-8")
     export.tflite(

@@ -15,7 +15,7 @@ from keras_vit import export, train, zoo
 from keras_vit.model import cost, layers
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
-from keras_vit.model.symbolic import symbolic_model
+from keras_vit.model.cost import symbolic_model
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.model.vit import Network
 from marks import full_except

@@ -15,10 +15,10 @@ import tensorflow as tf
 from PIL import Image, ImageEnhance
 
 from keras_vit.model import preprocess
-from keras_vit.model.images import jpeg_png
+from keras_vit.model.images import decode_image
 from keras_vit.train.data import augment, pipeline
-from keras_vit.train.data import randaugment as module
-from keras_vit.train.data.randaugment import OPERATIONS, Draws, randaugment
+from keras_vit.train.data import augment as module
+from keras_vit.train.data.augment import OPERATIONS, Draws, randaugment
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 stats = pytest.importorskip("scipy.stats")
@@ -55,7 +55,7 @@ def test_training_decodes_as_predicting_does(tmp_path: Path) -> None:
 def test_a_crop_of_a_file_is_that_of_its_pixels() -> None:
     for options in ({"quality": 50, "subsampling": 0}, {"quality": 90, "subsampling": 2}):
         jpeg = encoded(PHOTO, format="jpeg", **options)
-        whole = jpeg_png.decode(jpeg)
+        whole = decode_image(jpeg)
         for number in range(8):
             of_file, of_array = (
                 augment.inception_crop(image, (3, number), min_area=0.05).numpy()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CardError
-from keras_vit.export.quantization.modes import load_mode
+from keras_vit.export.modes import load_mode
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
 from keras_vit.train import recipe
@@ -19,7 +19,7 @@ from keras_vit.zoo.cards import Family, Weights, read_family
 from marks import full_except
 from test_parameter_counts import OFFICIAL
 
-FAMILIES = sorted(data_files.folder("zoo").glob("*.toml"))
+FAMILIES = sorted(files.data_folder("zoo").glob("*.toml"))
 EVERY_FILE = [weights for path in FAMILIES for weights in read_family(path).weights]
 CARDS = {f"{weights.architecture} {weights.tag}": weights for weights in EVERY_FILE}
 STEP = 12  # every twelfth card is counted in `make test`
@@ -49,7 +49,7 @@ values = { "ViT-B/16" = 80 }
 
 
 def test_what_a_card_states_makes_a_config_with_a_label_for_every_class() -> None:
-    lists = {path.stem: path for path in (data_files.folder("zoo") / "labels").glob("*.txt")}
+    lists = {path.stem: path for path in (files.data_folder("zoo") / "labels").glob("*.txt")}
     lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in lists.items()}
     for name, weights in CARDS.items():
         config = weights.whole_config()
@@ -96,7 +96,7 @@ def test_the_published_size_is_that_of_the_parameters_stated() -> None:
 def test_the_embedded_weights_lie_in_the_zoo_and_every_reported_accuracy_is_on_a_card() -> None:
     weights = catalogue.select(catalogue.card("digits"))
     assert weights.url is None
-    assert Path(weights.location) == data_files.folder("zoo") / "weights" / "digits.npz"
+    assert Path(weights.location) == files.data_folder("zoo") / "weights" / "digits.npz"
     for path in FAMILIES:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         stated = sum(len(entry["values"]) for tag in table["weights"].values() for entry in tag.get("accuracy", []))

@@ -6,14 +6,14 @@ import json
 import pytest
 
 from keras_vit import zoo
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.errors import UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.sizes import SIZES, architecture, canonical_name
 from keras_vit.zoo import catalogue, pretrained
 from keras_vit.zoo.cards import Accuracy, Weights, families, read_family
 
-EVERY_FILE = [weights for path in data_files.folder("zoo").glob("*.toml") for weights in read_family(path).weights]
+EVERY_FILE = [weights for path in files.data_folder("zoo").glob("*.toml") for weights in read_family(path).weights]
 
 # The README of google-research/vision_transformer recommends AugReg wherever there is such a file.
 RECOMMENDED = "augreg-imagenet21k+imagenet2012"

@@ -13,7 +13,7 @@ from PIL import Image
 
 from command_line import fails
 from keras_vit import train
-from keras_vit.model.images.jpeg_png import decode
+from keras_vit.model.images import decode
 from keras_vit.train.data import sources
 from keras_vit.train.data.split import RandomAccess, Split
 from picture_folders import fill, picture

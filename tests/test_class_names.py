@@ -12,7 +12,7 @@ import pytest
 from keras_vit import train
 from keras_vit.model import labels
 from keras_vit.train.data import sources
-from keras_vit.train.loop import prepare
+from keras_vit.train import prepare
 from marks import full_except
 from picture_folders import WORDS, accuracy, digits_model, fill, write_digits
 from tiny_models import built, tiny

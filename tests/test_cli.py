@@ -19,18 +19,19 @@ from typer.testing import CliRunner
 import reference_cases as reference
 from command_line import fails, run
 from keras_vit import __version__, converters, zoo
-from keras_vit._util import data_files
-from keras_vit._util.timing import timed
+from keras_vit._util import files
+from keras_vit._util.progress import timed
 from keras_vit.batch.folder import open_folder
-from keras_vit.cli import _app, bench, show
+from keras_vit import cli
+from keras_vit.cli import demo, show
 from keras_vit.zoo import catalogue, pretrained
 from package_source import ROOT, TREES
 from test_parameter_counts import OFFICIAL
 
-GROUP: Any = typer.main.get_command(_app.app)
+GROUP: Any = typer.main.get_command(cli.app)
 COMMANDS = sorted(GROUP.commands)
 TOKEN = reference.checkpoint("vit_token")
-DIGITS = data_files.folder("zoo") / "weights" / "digits.npz"
+DIGITS = files.data_folder("zoo") / "weights" / "digits.npz"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_what_is_no_command_and_no_option_is_a_usage_error() -> None:
     lines = [[command, "--no-such-option"] for command in COMMANDS]
     lines += [["lst"], ["show"], ["predict", "digits"], ["evaluate", "digits"]]
     for line in lines:
-        result = CliRunner().invoke(_app.app, line)
+        result = CliRunner().invoke(cli.app, line)
         assert (result.exit_code, result.stdout) == (2, ""), line
         assert "Usage:" in result.stderr
     assert "--data" in result.stderr  # what the last line lacks
@@ -89,16 +90,16 @@ def test_a_pattern_that_nothing_matches_lists_nothing() -> None:
     assert [line.split()[0] for line in run("list", "R50*").splitlines()] == ["R50+ViT-B/16", "R50+ViT-L/32"]
     assert run("list", "X*") == ""
     assert json.loads(run("list", "X*", "--json")) == []
-    assert "no model of the zoo matches 'swin'" in CliRunner().invoke(_app.app, ["list", "swin"]).stderr
+    assert "no model of the zoo matches 'swin'" in CliRunner().invoke(cli.app, ["list", "swin"]).stderr
 
 
 def test_the_name_of_another_package_finds_the_model_and_says_where_its_weights_are() -> None:
     for command in ("list", "show"):
-        result = CliRunner().invoke(_app.app, [command, "vit_base_patch16_224"])
+        result = CliRunner().invoke(cli.app, [command, "vit_base_patch16_224"])
         assert result.exit_code == 0 and result.stdout.startswith("ViT-B/16 ")
         source = "hf://timm/vit_base_patch16_224.augreg2_in21k_ft_in1k/model.safetensors"
         assert result.stderr.strip().endswith(f"ViT-B/16 --weights {source}")
-        assert CliRunner().invoke(_app.app, [command, "b16"]).stderr == ""
+        assert CliRunner().invoke(cli.app, [command, "b16"]).stderr == ""
 
 
 def shown(*arguments: str) -> Any:
@@ -233,7 +234,7 @@ def test_resize_keeps_the_format_and_the_head(tmp_path: Path) -> None:
 
 def test_a_table_of_ones_own_is_converted_from_and_facts_are_taken(tmp_path: Path) -> None:
     table = tmp_path / "mine.toml"
-    google = (data_files.folder("converters") / "checkpoints" / "google.toml").read_text()
+    google = (files.data_folder("converters") / "checkpoints" / "google.toml").read_text()
     table.write_text(google.replace('"embedding/kernel" = "embedding/kernel"', '"embedding/kernel" = "stem"'))
     mine, back = tmp_path / "mine.npz", tmp_path / "back.npz"
     run("convert", TOKEN, mine, "--to", table)
@@ -253,12 +254,12 @@ def test_slow_first_calls_are_told_apart() -> None:
         calls.append(0.2 if not calls else 0.01)
         time.sleep(calls[-1])
 
-    found = bench.measure(functools.partial(timed, call), np.zeros((4, 1)), rounds=10)
+    found = demo.measure(functools.partial(timed, call), np.zeros((4, 1)), rounds=10)
     assert found["first_ms"] >= 200
     # A sleep is at least as long as requested; on a busy machine it is longer.
     assert 10 <= found["median_ms"] <= found["p90_ms"]
     assert found["images_per_second"] == pytest.approx(4000 / found["median_ms"])
-    assert len(calls) - 1 - 10 >= bench.WARM_UP_CALLS
+    assert len(calls) - 1 - 10 >= demo.WARM_UP_CALLS
 
 
 # ---- names, paths and URLs
@@ -331,7 +332,7 @@ def test_a_shell_completes_what_a_command_takes(
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
         with pytest.raises(SystemExit):
-            _app.app(prog_name="keras-vit")
+            cli.app(prog_name="keras-vit")
         assert capsys.readouterr().out.split() == offered, line
 
 

@@ -16,8 +16,8 @@ from command_line import fails, run
 from keras_vit import converters, digits, export, zoo
 from keras_vit._util.checks import option_names
 from keras_vit._util.text import byte_size
-from keras_vit.cli import _app
-from keras_vit.export.check.running import load_exported
+from keras_vit import cli
+from keras_vit.export.exported import load_exported
 from keras_vit.export.litert.options import Options
 from litert_graph import read_labels
 from tiny_models import built
@@ -82,7 +82,7 @@ def test_function_and_command_have_the_options_of_the_dataclass() -> None:
     parameters = inspect.signature(export.tflite).parameters
     assert set(parameters) == {*names, "model", "path", "calibration", "verify", "progress"}
     assert {name: parameters[name].default for name in names} == defaults
-    command: Any = typer.main.get_command(_app.app)
+    command: Any = typer.main.get_command(cli.app)
     described = {each.name: each.default for each in command.commands["export"].params}
     assert {name: described[name] for name in names} == defaults
 

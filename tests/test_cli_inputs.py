@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from command_line import fails, run
 from keras_vit import VisionTransformer, converters, train, zoo
-from keras_vit._util.image_paths import READABLE, SUFFIXES, image_files
+from keras_vit._util.files import READABLE, SUFFIXES, image_files
 from keras_vit.cli import app, options
 from keras_vit.model import classify
 from tiny_models import built, tiny

@@ -15,13 +15,14 @@ from PIL import Image
 
 from command_line import fails
 from keras_vit import converters
-from keras_vit._util import data_files
-from keras_vit.cli import _app, main, options, visualize
+from keras_vit._util import files
+from keras_vit import cli
+from keras_vit.cli import main, options, predict
 from keras_vit.visualize import report_page
 from keras_vit.zoo import catalogue
 from tiny_models import built
 
-CHECKPOINT = data_files.folder("zoo") / "weights" / "digits.npz"
+CHECKPOINT = files.data_folder("zoo") / "weights" / "digits.npz"
 # Each command, and a word of its one line: the file, the option or the field. x.png is an image, own.npz a checkpoint,
 # empty.png an empty file, pipe.png a pipe, and `run` the folder of a training run that has not finished.
 WRONG = {
@@ -139,7 +140,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_no_wrong_command_starts_tensorflow_or_writes_a_file(folder: Path) -> None:
-    assert {line.split()[0] for line in WRONG} == _app.COMMANDS.keys() - {"list", "search"}
+    assert {line.split()[0] for line in WRONG} == cli.COMMANDS.keys() - {"list", "search"}
     before = sorted(folder.rglob("*"))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
     done = subprocess.run(
@@ -147,7 +148,7 @@ def test_no_wrong_command_starts_tensorflow_or_writes_a_file(folder: Path) -> No
         input=json.dumps([*WRONG, *RIGHT]),
         capture_output=True,
         text=True,
-        env={**kept, "KERAS_VIT_OFFLINE": "1", "PYTHONPATH": str(data_files.PACKAGE.parent)},
+        env={**kept, "KERAS_VIT_OFFLINE": "1", "PYTHONPATH": str(files.PACKAGE.parent)},
     )
     assert (done.returncode, done.stderr) == (0, "")
     others, rows = json.loads(done.stdout)
@@ -188,7 +189,7 @@ def test_json_is_all_there_is_on_standard_output_and_standard_error_is_quiet(fol
         input="\n".join(QUIET),
         capture_output=True,
         text=True,
-        env={**kept, "KERAS_VIT_OFFLINE": "1", "PYTHONPATH": str(data_files.PACKAGE.parent)},
+        env={**kept, "KERAS_VIT_OFFLINE": "1", "PYTHONPATH": str(files.PACKAGE.parent)},
     )
     assert (done.returncode, done.stderr) == (0, "")
     decoder, rest, values = json.JSONDecoder(), done.stdout.lstrip(), []
@@ -205,7 +206,7 @@ def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:
     def app() -> None:
         raise error
 
-    monkeypatch.setattr(_app, "app", app)
+    monkeypatch.setattr(cli, "app", app)
     return fails(monkeypatch, "predict")
 
 
@@ -234,15 +235,15 @@ def test_a_warning_is_one_line_without_a_place(
         warnings.simplefilter("always")
         warnings.warn("keras_vit: images of 39x32 pixels", stacklevel=1)
 
-    monkeypatch.setattr(_app, "app", app)
-    _app.main()
+    monkeypatch.setattr(cli, "app", app)
+    cli.main()
     assert capsys.readouterr().err == "keras-vit: warning: images of 39x32 pixels\n"
 
 
 def test_values_may_be_written_as_in_python() -> None:
     fields = options.parse_fields(["position_prefix=True", "labels=None", "num_heads=12", "classifier=gap"])
     assert fields == {"position_prefix": True, "labels": None, "num_heads": 12, "classifier": "gap"}
-    assert visualize.MAX_IMAGES == report_page.MAX_IMAGES  # told twice: the command does not import the report
+    assert predict.MAX_IMAGES == report_page.MAX_IMAGES  # told twice: the command does not import the report
 
 
 def test_names_cannot_control_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

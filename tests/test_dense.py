@@ -16,7 +16,7 @@ from PIL import Image
 import dense_cases
 from dense_cases import FEATURES, MAPS, TOLERANCES, expected, padded
 from keras_vit import VisionTransformer, converters, dense, errors, visualize
-from keras_vit.dense.predict import framed_size, to_image
+from keras_vit.dense.model import framed_size, to_image
 from marks import full_except
 from reference_cases import distance
 from tiny_models import randomised, tiny

@@ -15,7 +15,7 @@ from scipy import special
 from keras_vit import ViTConfig, train
 from keras_vit.errors import CheckpointError
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.step import distill
+from keras_vit.train import distill
 from model_weights import assert_same_bits, values
 from refusals import unrefused
 from tiny_models import built, randomised, tiny

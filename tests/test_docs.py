@@ -21,10 +21,11 @@ import folder_picture
 import recipe_table
 from html_document import Document
 from keras_vit import train
-from keras_vit.cli import _app, options
-from keras_vit.train.loop.prepare import adapt_model
-from keras_vit.train.step.state import TrainState
-from keras_vit.train.step.train_step import make_train_step
+from keras_vit import cli
+from keras_vit.cli import options
+from keras_vit.train.prepare import adapt_model
+from keras_vit.train.step import TrainState
+from keras_vit.train.step import make_train_step
 from marks import full_except
 from package_source import PACKAGE
 from test_structure import FLOORS
@@ -56,7 +57,7 @@ def test_blocks_that_need_something_are_python_too() -> None:
 
 def test_the_commands_of_a_page_are_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # the folder with zoo/recipes/finetune.toml
-    known: Any = typer.main.get_command(_app.app)
+    known: Any = typer.main.get_command(cli.app)
     shown = set()
     for page in WITH_COMMANDS:
         for name, *rest in doc_blocks.commands(page.read_text(encoding="utf-8")):

@@ -18,7 +18,7 @@ from keras_vit import digits, zoo
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.measure.evaluation import Evaluation, evaluate
+from keras_vit.train.evaluation import Evaluation, evaluate
 from refusals import unrefused
 from tiny_models import built
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_vit.export.quantization.modes import load_mode, mode_names
+from keras_vit.export.modes import load_mode, mode_names
 from package_source import imported_packages
 
 TABLE = 'summary = "mine"\ndevices = "mine"\nleast_cosine = 0.9\nleast_agreement = 0.9\n'

@@ -21,7 +21,7 @@ from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.export.server import model_function
 from keras_vit.model.preprocess import is_height_first, prepare, size_before_crop
-from keras_vit.train.measure.planner import plan
+from keras_vit.train.planner import plan
 from marks import full_except
 from model_weights import assert_same_bits
 from reference_cases import arrays, distance

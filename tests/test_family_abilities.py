@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, digits, export, train
-from keras_vit.export.check import samples
-from keras_vit.export.check.verify import difference_cosine
-from keras_vit.export.quantization import modes
+from keras_vit.export import samples
+from keras_vit.export.verification import difference_cosine
+from keras_vit.export import modes
 from marks import full_except
 from outlier_models import images, standardise
 from reference_cases import distance

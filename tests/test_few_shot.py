@@ -12,8 +12,8 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from keras_vit import digits, zoo
-from keras_vit.train.measure.few_shots import draw_images, few_shot
-from keras_vit.train.measure.least_squares import BIAS, MIN_DEVIATION, LeastSquares
+from keras_vit.train.few_shots import draw_images, few_shot
+from keras_vit.train.few_shots import BIAS, MIN_DEVIATION, LeastSquares
 from refusals import unrefused
 from tiny_models import built
 

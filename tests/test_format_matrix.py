@@ -21,7 +21,7 @@ from keras_vit.converters.saving import plan_file
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ResNetConfig, ViTConfig
-from keras_vit.model.symbolic import symbolic_model
+from keras_vit.model.cost import symbolic_model
 from marks import full_except
 from model_weights import assert_same_bits, values
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared, tiny

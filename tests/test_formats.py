@@ -15,7 +15,7 @@ from scipy import ndimage
 import reference_cases as reference
 from format_cases import FACTS, at, computed, load, path_of, sizes
 from keras_vit import converters, position
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.converters.containers import open_container
 from keras_vit.converters.table import load_table
 from marks import full_except
@@ -306,7 +306,7 @@ def test_other_precisions_are_written_as_float32(tmp_path: Path) -> None:
 
 
 def test_a_table_of_ones_own_reads_and_writes(tmp_path: Path) -> None:
-    text = (data_files.folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
+    text = (files.data_folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
     mine = tmp_path / "mine.toml"
     mine.write_text(text.replace('"google"', '"mine"').replace("Transformer/encoder_norm/", "Transformer/last/"))
     model = built()

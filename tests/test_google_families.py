@@ -18,7 +18,7 @@ from keras_vit.converters.source import open_checkpoint
 from keras_vit.model.config import ResNetConfig
 from keras_vit.model.cost import count
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.step.masked_patch import MaskedPatchModel
+from keras_vit.train.masked_patch import MaskedPatchModel
 from model_weights import assert_same_bits, values
 from reference_cases import arrays, distance
 from tiny_models import OTHERS, VARIANTS, built, prepared, tiny

@@ -18,7 +18,7 @@ import image_table
 from file_server import FileServer, Served
 from keras_vit.errors import DownloadError
 from keras_vit.model import preprocess
-from keras_vit.model.images import jpeg_png
+from keras_vit.model import images
 from keras_vit.model.preprocess import prepare
 
 pytest_plugins = ["download_fixtures"]
@@ -122,9 +122,9 @@ def test_grey_in_blocks_is_tensorflows(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = np.asarray(PHOTO)
     expected = tf.image.rgb_to_grayscale(pixels)
     for block in (1000, 45 * 60):
-        monkeypatch.setattr(jpeg_png, "GREY_BLOCK", block)
-        np.testing.assert_array_equal(jpeg_png.to_grey(pixels), expected)
-    np.testing.assert_array_equal(jpeg_png.to_grey(np.stack([pixels] * 2)), tf.stack([expected] * 2))
+        monkeypatch.setattr(images, "GREY_BLOCK", block)
+        np.testing.assert_array_equal(images.to_grey(pixels), expected)
+    np.testing.assert_array_equal(images.to_grey(np.stack([pixels] * 2)), tf.stack([expected] * 2))
 
 
 # What a file is, if it is no image

@@ -15,8 +15,8 @@ import tensorflow as tf
 import image_kinds
 from keras_vit import train
 from keras_vit.train.data import sources
-from keras_vit.train.loop.probe import Probe
-from keras_vit.train.loop.training import Stop
+from keras_vit.train.probe import Probe
+from keras_vit.train.loop import Stop
 from marks import full_except
 from tiny_models import built, tiny
 
@@ -125,7 +125,7 @@ def test_a_folder_of_damage_is_an_error_of_every_measure(tmp_path: Path) -> None
 @pytest.mark.full
 def test_a_process_ends_after_an_error_that_nobody_catches(tmp_path: Path) -> None:
     code = (
-        "from keras_vit.train.data import sources\nfrom keras_vit.train.data.order import Order\n"
+        "from keras_vit.train.data import sources\nfrom keras_vit.train.data.split import Order\n"
         "def fail():\n"
         f"    split = sources.open_data({str(fill(tmp_path))!r}).training_split()\n"
         "    stream = iter(split.examples(Order(batch=4)))\n"

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_vit import position
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS, BlockConfig, ViTConfig
-from keras_vit.model.layers.activations import activation_function
+from keras_vit.model.layers.base import activation_function
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # float32 holds 6e-8 of a value; sums of some hundred products of size 1 stay far below this.

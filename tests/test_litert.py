@@ -18,7 +18,7 @@ from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.stem import group_norm
-from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8
+from keras_vit.export.litert.operators import FLOAT16, FLOAT32, INT8
 from keras_vit.model import layers as vit
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.layers.resnet import GroupNormalization

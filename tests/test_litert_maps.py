@@ -11,7 +11,7 @@ import pytest
 
 import dense_cases
 from keras_vit import VisionTransformer, dense, export
-from keras_vit.export.check.running import load_exported
+from keras_vit.export.exported import load_exported
 from marks import full_except
 from tiny_models import built, prepared, randomised, tiny
 

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 
 from keras_vit import dense, digits, export, zoo
-from keras_vit._util import data_files
-from keras_vit.export.check import samples
+from keras_vit._util import files
+from keras_vit.export import samples
 from keras_vit.export.litert.builder import Builder, schema
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators, RoundedDense
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import INT4, INT8, Storage
-from keras_vit.export.quantization import modes
-from keras_vit.export.quantization.calibration import with_enlarged_parts
-from keras_vit.export.quantization.gptq import gptq
-from keras_vit.export.quantization.modes import Mode, Rule
-from keras_vit.export.quantization.quantize import quantize
-from keras_vit.export.quantization.rounding import Tokens, round_dense
+from keras_vit.export.litert.operators import INT4, INT8, Storage
+from keras_vit.export import modes
+from keras_vit.export.calibration import with_enlarged_parts
+from keras_vit.export.quantize import gptq
+from keras_vit.export.modes import Mode, Rule
+from keras_vit.export.quantize import quantize
+from keras_vit.export.quantize import Tokens, round_dense
 from litert_graph import interpreter, read_labels
 from marks import full_except
 from outlier_models import score
@@ -78,7 +78,7 @@ def ruled(*rules: Rule) -> Mode:
 
 
 def test_the_manuals_mode_works(tiny_file, tmp_path):
-    manual = (data_files.folder("converters") / "README.md").read_text(encoding="utf-8")
+    manual = (files.data_folder("converters") / "README.md").read_text(encoding="utf-8")
     [table] = [block for block in re.findall(r"```toml\n(.*?)```", manual, re.DOTALL) if "[[rules]]" in block]
     (tmp_path / "mine.toml").write_text(table, encoding="utf-8")
     source, images = tiny_file
@@ -200,8 +200,8 @@ def textbook(kernel: np.ndarray, squares: np.ndarray, steps: np.ndarray, storage
 
 @pytest.mark.parametrize("storage", [INT8, INT4, replace(INT4, block=32)], ids=["8", "4", "4 in blocks"])
 def test_gptq_is_the_papers_across_blocks_of_columns(monkeypatch, storage):
-    monkeypatch.setattr("keras_vit.export.quantization.gptq.COLUMNS", 24)
-    monkeypatch.setattr("keras_vit.export.quantization.gptq.SWEEPS", 0)
+    monkeypatch.setattr("keras_vit.export.quantize.COLUMNS", 24)
+    monkeypatch.setattr("keras_vit.export.quantize.SWEEPS", 0)
     random = np.random.default_rng(0)
     inputs = random.normal(size=(300, 64)) @ random.normal(size=(64, 64))
     kernel = random.normal(size=(50, 64)).astype(np.float32)
@@ -223,7 +223,7 @@ def test_kernels_of_four_bits_are_rounded_again_until_no_single_change_helps(mon
     damped = squares + 0.01 * np.diag(squares).mean() * np.eye(64)
     errors = []
     for sweeps in (0, 2, 50):
-        monkeypatch.setattr("keras_vit.export.quantization.gptq.SWEEPS", sweeps)
+        monkeypatch.setattr("keras_vit.export.quantize.SWEEPS", sweeps)
         integers = gptq(kernel, squares, storage)
         error = integers.floats() - kernel
         errors.append((error @ damped * error).sum())

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 import arm_machine
 from keras_vit import VisionTransformer, ViTConfig, digits, export, zoo
-from keras_vit.export.quantization import modes
+from keras_vit.export import modes
 from outlier_models import images, score
 
 ROOT = Path(__file__).parents[1]

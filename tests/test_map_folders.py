@@ -14,7 +14,7 @@ from keras_vit import train
 from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data.map_folders import read_depth, read_mask
-from keras_vit.train.data.order import Order
+from keras_vit.train.data.split import Order
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches, training_batches
 from keras_vit.train.data.sources import open_data
 from marks import full_except

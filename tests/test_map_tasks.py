@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_vit import dense, export
 from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.errors import VerificationError
-from keras_vit.export.check.verify import compare
+from keras_vit.export.verification import compare
 from keras_vit.model.vision_transformer import VisionTransformer
 from marks import full_except
 from tiny_models import prepared, randomised, tiny

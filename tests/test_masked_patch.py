@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras_vit import digits
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.step import masked_patch
-from keras_vit.train.step.masked_patch import Corruption, MaskedPatchModel
+from keras_vit.train import masked_patch
+from keras_vit.train.masked_patch import Corruption, MaskedPatchModel
 from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
 SEED = tf.constant([3, 4], tf.int32)

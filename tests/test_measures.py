@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from keras_vit import export
-from keras_vit.export.check import verify as measures
-from keras_vit.export.check.verify import check_thresholds
-from keras_vit.export.quantization.modes import Mode, load_mode, mode_names
+from keras_vit.export import verification as measures
+from keras_vit.export.verification import check_thresholds
+from keras_vit.export.modes import Mode, load_mode, mode_names
 from keras_vit.model.task import Classification
 
 TASK = Classification(num_classes=5)

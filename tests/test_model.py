@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_vit import position
 from keras_vit.model import layers as vit
-from keras_vit.model.symbolic import symbolic_model
+from keras_vit.model.cost import symbolic_model
 from keras_vit.model.vision_transformer import VisionTransformer
 from marks import full_except
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared, tiny

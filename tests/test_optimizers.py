@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 from ml_dtypes import bfloat16
 
-from keras_vit.train.step import train_step
-from keras_vit.train.step.optimizer import Optimizer, clip, schedule
+from keras_vit.train.step import _apply, accumulate, replica_seed
+from keras_vit.train.optimizer import Optimizer, clip, schedule
 from marks import full_except
 from optimizer_cases import CASES, CHOSEN, NAMES, NUM_LAYERS, STEPS, WARMUP, gradients, make_recipe, start, trained
 
@@ -182,7 +182,7 @@ def test_micro_batches_add_up_to_the_batch_and_draw_their_own_numbers():
     images = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     seed = tf.constant([5, 7])
     for count in (1, 2, 4):
-        (gradient,), seeds = train_step.accumulate(sums, {"image": tf.constant(images)}, seed, count=count)
+        (gradient,), seeds = accumulate(sums, {"image": tf.constant(images)}, seed, count=count)
         np.testing.assert_allclose(gradient, images.sum(axis=0), rtol=1e-5)
         folded = [tf.random.experimental.stateless_fold_in(seed, k) for k in range(count)] if count > 1 else [seed]
         np.testing.assert_allclose(seeds, np.sum([np.float32(each) for each in folded], axis=0))
@@ -190,7 +190,7 @@ def test_micro_batches_add_up_to_the_batch_and_draw_their_own_numbers():
 
 def test_every_step_and_replica_has_its_own_seed():
     seeds = {
-        tuple(train_step.replica_seed(make_recipe(seed=seed), tf.constant(step, tf.int64), replica).numpy())
+        tuple(replica_seed(make_recipe(seed=seed), tf.constant(step, tf.int64), replica).numpy())
         for seed in (3, 4)
         for step in range(3)
         for replica in range(2)
@@ -205,7 +205,7 @@ def test_gradients_are_clipped_applied_and_averaged():
         optimizer = Optimizer(recipe, [weight], ["head/bias"], total_steps=9, warmup=0, num_layers=1)
         averages = {"head/bias": average} if decay else {}
         state = SimpleNamespace(recipe=recipe, trained=[weight], averages=averages, optimizer=optimizer)
-        norm = train_step._apply(state, [tf.constant([3.0, 4.0])], tf.constant(0, tf.int64))
+        norm = _apply(state, [tf.constant([3.0, 4.0])], tf.constant(0, tf.int64))
         assert norm == 5.0
         np.testing.assert_allclose(weight, [2 - 0.5 * 0.6, 2 - 0.5 * 0.8], rtol=1e-6)
         np.testing.assert_allclose(average, [2 - 0.25 * 0.3, 2 - 0.25 * 0.4] if decay else [2, 2], rtol=1e-6)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.train.step.optimizer import Optimizer, clip
+from keras_vit.train.optimizer import Optimizer, clip
 from optimizer_cases import NAMES, NUM_LAYERS, STEPS, WARMUP, gradients, make_recipe, start
 
 pytestmark = pytest.mark.jax

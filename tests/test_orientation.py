@@ -15,10 +15,10 @@ from PIL import Image, ImageOps
 
 from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing
-from keras_vit.model.images import jpeg_png, pillow
+from keras_vit.model import images, images
 from keras_vit.model.task import Classification
 from keras_vit.train.data import augment, pipeline, sources
-from keras_vit.train.data.order import Order
+from keras_vit.train.data.split import Order
 from marks import full_except
 
 pytestmark = pytest.mark.filterwarnings("ignore:Corrupt EXIF:UserWarning", "ignore:Truncated File Read:UserWarning")
@@ -49,7 +49,7 @@ def decoded(file: bytes, folder: Path) -> np.ndarray:
     path = folder / "photo"
     path.write_bytes(file)
     pixels = preprocess.decode(path)
-    np.testing.assert_array_equal(pillow.pixels(Image.open(path)), pixels)
+    np.testing.assert_array_equal(images.pillow_pixels(Image.open(path)), pixels)
     np.testing.assert_array_equal(in_graph(file), pixels)
     return pixels
 
@@ -74,14 +74,14 @@ def test_files_that_only_pillow_reads_are_turned_too(tmp_path: Path) -> None:
         expected = by_pillow(path.read_bytes())
         assert expected.shape == (64, 48, 3)
         np.testing.assert_array_equal(preprocess.decode(path), expected)
-        np.testing.assert_array_equal(pillow.pixels(Image.open(path)), expected)
+        np.testing.assert_array_equal(images.pillow_pixels(Image.open(path)), expected)
 
 
 def test_an_object_that_is_upright_already_is_not_turned_again() -> None:
     image = Image.open(io.BytesIO(encoded(PHOTO, "JPEG", tag(6))))
     upright = ImageOps.exif_transpose(image)
-    np.testing.assert_array_equal(pillow.pixels(upright), np.asarray(upright))
-    np.testing.assert_array_equal(pillow.pixels(image.convert("RGB")), np.asarray(upright))
+    np.testing.assert_array_equal(images.pillow_pixels(upright), np.asarray(upright))
+    np.testing.assert_array_equal(images.pillow_pixels(image.convert("RGB")), np.asarray(upright))
 
 
 def with_segment(content: bytes, code: int = 0xE1) -> bytes:
@@ -147,7 +147,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_an_inception_crop_is_one_of_the_upright_photo() -> None:
     for orientation in ORIENTATIONS:
         file = tf.constant(encoded(PHOTO, "JPEG", tag(orientation)))
-        upright = jpeg_png.decode(file)
+        upright = images.decode_image(file)
         for number in range(4):
             of_file, of_pixels = (augment.inception_crop(x, (3, number), min_area=0.1).numpy() for x in (file, upright))
             assert of_file.shape == of_pixels.shape

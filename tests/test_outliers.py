@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, ViTConfig, export, zoo
-from keras_vit.export.check import samples
+from keras_vit.export import samples
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
-from keras_vit.export.quantization import modes, outliers
-from keras_vit.export.quantization.calibration import FileGraph, observe
-from keras_vit.export.quantization.modes import Smoothing
+from keras_vit.export import modes, outliers
+from keras_vit.export.calibration import FileGraph, observe
+from keras_vit.export.modes import Smoothing
 from marks import full_except
 from outlier_models import KINDS, images, plant, score
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import keras_vit
-from keras_vit._util import data_files
+from keras_vit._util.files import data_folder, read_toml
 from keras_vit._util.text import DISTRIBUTION
 from package_source import MODULES, PACKAGE, ROOT, imported_modules, imported_packages
 
@@ -104,24 +104,24 @@ def test_the_changelog_knows_the_version() -> None:
 def test_data_folders_are_found_beside_the_package_and_inside_of_an_installed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert all(data_files.folder(name).is_dir() for name in DATA)
+    assert all(data_folder(name).is_dir() for name in DATA)
     package = tmp_path / "keras_vit"
     package.mkdir()
     monkeypatch.setattr(data_files, "PACKAGE", package)
     installed, beside = package / "_installed" / "zoo", tmp_path / "zoo"
     with pytest.raises(FileNotFoundError, match="'zoo'.*install keras-vit-zoo again") as caught:
-        data_files.folder("zoo")
+        data_folder("zoo")
     assert str(installed) in str(caught.value) and str(beside) in str(caught.value)
     for folder in (beside, installed):  # the installed one comes first
         folder.mkdir(parents=True)
-        assert data_files.folder("zoo") == folder
+        assert data_folder("zoo") == folder
 
 
 def test_every_table_of_the_package_reads_as_tomllib_reads_it() -> None:
-    tables = [path for name in DATA for path in data_files.folder(name).rglob("*.toml")]
+    tables = [path for name in DATA for path in data_folder(name).rglob("*.toml")]
     assert len(tables) > 50
     for path in tables:
-        assert data_files.read_toml(path) == tomllib.loads(path.read_text(encoding="utf-8")) != {}, path
+        assert read_toml(path) == tomllib.loads(path.read_text(encoding="utf-8")) != {}, path
 
 
 def test_a_broken_table_is_one_error_with_file_and_line(tmp_path: Path) -> None:
@@ -135,14 +135,14 @@ def test_a_broken_table_is_one_error_with_file_and_line(tmp_path: Path) -> None:
     }.items():
         path.write_bytes(data)
         with pytest.raises(ValueError, match=f"{re.escape(str(path))} is {message}"):
-            data_files.read_toml(path)
+            read_toml(path)
     with pytest.raises(FileNotFoundError, match=r"nowhere\.toml"):
-        data_files.read_toml(tmp_path / "nowhere.toml")
+        read_toml(tmp_path / "nowhere.toml")
 
 
 def test_class_names_are_one_a_line_with_their_wordnet_id_in_order() -> None:
     for name, count in (("imagenet2012", 1000), ("imagenet21k", 21843)):
-        text = (data_files.folder("zoo") / "labels" / f"{name}.txt").read_text(encoding="utf-8")
+        text = (data_folder("zoo") / "labels" / f"{name}.txt").read_text(encoding="utf-8")
         rows = [line.split("\t") for line in text.splitlines()]
         assert len(rows) == count
         assert all(len(row) == 2 and re.fullmatch(r"n\d{8}", row[0]) and row[1].strip() for row in rows)

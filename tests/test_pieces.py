@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_vit import VisionTransformer
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.runtime import fuse_with, product_then, random_scope
-from keras_vit.train.step import xla
+from keras_vit.train import step
 from marks import full_except
 from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
@@ -54,14 +54,14 @@ def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], to
 def test_in_float64_the_model_has_the_gradients_that_its_layers_have(variant: str) -> None:
     model = built("float64", num_layers=1, **VARIANTS[variant])
     # Measured 1.4e-13 in two blocks: 1e-16 for a rounding, and some thousand terms in a gradient of such large weights.
-    assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 1e-12)
+    assert_close(gradients(model, step.piece_compiler()), gradients(model, None), 1e-12)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("activation", ["gelu_erf", "gelu_quick", "silu"])
 def test_other_activations(activation: str) -> None:
     model = built(activation=activation, num_layers=1)
-    assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 2e-5)  # float32: 1e-5 here
+    assert_close(gradients(model, step.piece_compiler()), gradients(model, None), 2e-5)  # float32: 1e-5 here
 
 
 @pytest.mark.full
@@ -70,7 +70,7 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_and_masks() -> N
     model = randomised(VisionTransformer(config))
     plain = gradients(model, None)
     for remat in (False, True):
-        assert_close(gradients(model, xla.piece_compiler(), remat=remat), plain, 2e-5)
+        assert_close(gradients(model, step.piece_compiler(), remat=remat), plain, 2e-5)
 
 
 # ---- the layers
@@ -137,4 +137,4 @@ def test_the_inputs_of_norms_can_be_observed() -> None:
 def test_what_is_compiled() -> None:
     one = tf.distribute.get_strategy()
     wanted = "step" if tf.config.list_logical_devices("GPU") else "pieces"
-    assert [xla.jit_scope(setting, one) for setting in (True, False, "auto")] == ["step", "nothing", wanted]
+    assert [step.jit_scope(setting, one) for setting in (True, False, "auto")] == ["step", "nothing", wanted]

@@ -14,8 +14,8 @@ from PIL import Image
 from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
-from keras_vit.train.data import pipeline, randaugment
-from keras_vit.train.data.order import Order
+from keras_vit.train.data import pipeline, augment
+from keras_vit.train.data.split import Order
 from keras_vit.train.data.split import RandomAccess, Split
 
 SIZE = (16, 24)
@@ -119,7 +119,7 @@ def assert_equal(got: list[dict[str, Any]], want: list[dict[str, Any]]) -> None:
 def few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave two operations of RandAugment: compiling all takes seconds, and test_augment.py tests them."""
     monkeypatch.setattr(
-        randaugment, "OPERATIONS", {name: randaugment.OPERATIONS[name] for name in ("Rotate", "Solarize")}
+        augment, "OPERATIONS", {name: augment.OPERATIONS[name] for name in ("Rotate", "Solarize")}
     )
 
 

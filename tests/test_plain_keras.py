@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, converters, export, train
-from keras_vit.train.loop.prepare import adapt_model
+from keras_vit.train.prepare import adapt_model
 from tiny_models import built, prepared, tiny
 
 # Every kind of dense layer, and layers without weights.

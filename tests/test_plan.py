@@ -16,9 +16,9 @@ from keras_vit.model.cost import count
 from keras_vit.model.layers import runtime
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe, recipe
-from keras_vit.train.measure import memory
-from keras_vit.train.measure.memory import check_memory, device_memory, fewest_micro_batches, free_memory, plan_step
-from keras_vit.train.measure.planner import PARTS, plan
+from keras_vit.train import planner
+from keras_vit.train.planner import check_memory, device_memory, fewest_micro_batches, free_memory, plan_step
+from keras_vit.train.planner import PARTS, plan
 from marks import full_except
 from refusals import unrefused
 from test_parameter_counts import GSAM, OFFICIAL
@@ -224,9 +224,9 @@ def test_the_fewest_micro_batches_that_fit() -> None:
         number = fewest_micro_batches(chosen, CONFIG, replicas=replicas, memory=gib * GIB)
         numbers = [n for n in range(1, number + 1) if chosen.batch_size // replicas % n == 0]
         plans = {n: plan_step(chosen.replace(accumulation=n), CONFIG, replicas=replicas) for n in numbers}
-        limit = memory.CHOSEN_SHARE * gib * GIB
+        limit = planner.CHOSEN_SHARE * gib * GIB
         assert plans.pop(number).total <= limit
-        assert all(planned.total + memory.WAITING_BATCHES * planned.images > limit for planned in plans.values())
+        assert all(planned.total + planner.WAITING_BATCHES * planned.images > limit for planned in plans.values())
     # The first command of the readme
     numbers = [fewest_micro_batches(finetune(), CONFIG, replicas=1, memory=gib * GIB) for gib in (8, 16, 40, 140)]
     assert numbers == [128, 64, 16, 4]
@@ -238,8 +238,8 @@ def test_one_image_that_does_not_fit_is_refused_with_figures_and_remedies() -> N
         fewest_micro_batches(finetune(), CONFIG, replicas=1, memory=GIB)
     # The plan of a recipe that freezes variables is an upper bound.
     assert fewest_micro_batches(finetune(freeze=["block_*"]), CONFIG, replicas=1, memory=GIB) == 512
-    assert memory.evaluation_batch(finetune(accumulation=8), CONFIG, replicas=1) == 64
-    assert memory.evaluation_batch(finetune(accumulation=512), CONFIG, replicas=1) < 32
+    assert planner.evaluation_batch(finetune(accumulation=8), CONFIG, replicas=1) == 64
+    assert planner.evaluation_batch(finetune(accumulation=512), CONFIG, replicas=1) < 32
 
 
 def test_a_stated_number_is_refused_beyond_the_error_of_plans_and_warned_of_within() -> None:

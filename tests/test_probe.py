@@ -14,8 +14,8 @@ from sklearn.linear_model import RidgeClassifierCV
 from keras_vit import digits, train, zoo
 from keras_vit.errors import CheckpointError
 from keras_vit.train.data.sources import open_data
-from keras_vit.train.loop import prepare, probe
-from keras_vit.train.measure.least_squares import STRENGTHS, LeastSquares, cross_validate
+from keras_vit.train import prepare, probe
+from keras_vit.train.few_shots import STRENGTHS, LeastSquares, cross_validate
 from keras_vit.zoo.pretrained import Choice
 from model_weights import assert_same_bits, values
 from refusals import unrefused

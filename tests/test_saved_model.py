@@ -21,7 +21,7 @@ from PIL import Image
 import image_kinds
 from keras_vit import VisionTransformer, export
 from keras_vit.export import _saved_model, server
-from keras_vit.export.check import verify as verification
+from keras_vit.export import verification
 from marks import full_except
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared
 

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.errors import CheckpointError
-from keras_vit.train.loop.checkpoints import MANIFEST, Checkpoints, exclusive
+from keras_vit.train.checkpoints import MANIFEST, Checkpoints, exclusive
 
 FACTS: dict[str, dict[str, Any]] = {
     "recipe": {"learning_rate": 0.03, "keep": 3, "config": {"dropout_rate": 0.1}},

@@ -23,8 +23,8 @@ from sklearn.datasets import load_sample_images
 from keras_vit import digits
 from keras_vit.model.task import Classification
 from keras_vit.train.data import dataset_files, sources, tfds_source
-from keras_vit.train.data.order import Order, positions
-from keras_vit.train.data.records import RecordStream
+from keras_vit.train.data.split import Order, positions
+from keras_vit.train.data.tfds_source import RecordStream
 from keras_vit.train.data.split import RandomAccess, Split, is_decodable
 from refusals import unrefused
 

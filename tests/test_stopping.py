@@ -17,8 +17,8 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import train
-from keras_vit.train.loop.training import Stop
-from keras_vit.train.step import train_step
+from keras_vit.train.loop import Stop
+from keras_vit.train import step
 from model_weights import assert_same_bits, values
 from tiny_models import tiny
 
@@ -38,7 +38,7 @@ def run(out: Path | None = None, **changes: Any) -> train.Result:
 def signal_in_micro_batch(number: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Send this process Ctrl-C while it computes a micro-batch; return the list of those that it computes."""
     computed: list[int] = []
-    gradients = train_step._gradients
+    gradients = step._gradients
 
     def send(state: Any) -> None:
         computed.append(len(computed))
@@ -53,7 +53,7 @@ def signal_in_micro_batch(number: int, monkeypatch: pytest.MonkeyPatch) -> list[
         with tf.control_dependencies([tf.py_function(lambda: send(state), [], [])]):
             return tf.nest.map_structure(tf.identity, gradients(state, *arguments))
 
-    monkeypatch.setattr(train_step, "_gradients", gradients_and_signal)
+    monkeypatch.setattr(step, "_gradients", gradients_and_signal)
     return computed
 
 

@@ -17,7 +17,7 @@ from keras_vit.converters import assign
 from keras_vit.converters.containers import write_npz
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
-from keras_vit.export.check.running import load_exported
+from keras_vit.export.exported import load_exported
 from marks import full_except
 from reference_cases import arrays, distance
 from text_cases import CASES, FOLDER, OUTPUTS, STRINGS, TOKENIZERS, TOWERS, small_encoder

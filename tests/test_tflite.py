@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, digits, export, zoo
-from keras_vit._util import data_files
-from keras_vit.export.check import litert_file, samples
-from keras_vit.export.check.running import load_exported
-from keras_vit.export.quantization import modes
+from keras_vit._util import files
+from keras_vit.export import exported, samples
+from keras_vit.export.exported import load_exported
+from keras_vit.export import modes
 from keras_vit.model.config import Preprocessing
 from litert_graph import read_labels
 from tiny_models import VARIANTS, built, prepared
@@ -69,7 +69,7 @@ def test_a_file_gives_the_models_logits(tmp_path: Path, kinds: tuple[str, ...], 
         assert report.cosine >= WORST_COSINE[mode], kind
         assert (report.images, report.bytes, report.mode) == (4, path.stat().st_size, mode)
         assert report.max_error == pytest.approx(error, rel=1e-3, abs=1e-6)
-        assert litert_file.find_problems(litert_file.read_structure(path)) == []
+        assert exported.find_problems(exported.read_structure(path)) == []
     assert nothing_but(tmp_path, "tiny.tflite")
 
 
@@ -174,7 +174,7 @@ def test_quantized_files_are_smaller(tmp_path: Path) -> None:
     model = built(hidden_size=256, mlp_dim=1024, **SMALL)
     sizes = {name: export.tflite(model, tmp_path / name, quantize=name).bytes for name in WORST_ERROR}
     for mode, size in sizes.items():
-        least, most = litert_file.expected_bytes(model, modes.load_mode(mode), (32, 32))
+        least, most = exported.expected_bytes(model, modes.load_mode(mode), (32, 32))
         assert least <= size <= most
     # Two kernels of the last block are float16 in dynamic files: a large share of these small models.
     assert sizes["dynamic"] < 0.62 * sizes["float16"] < 0.36 * sizes["none"]
@@ -187,7 +187,7 @@ def test_outliers_are_smoothed_without_calibration_too(tmp_path: Path) -> None:
     factors[3] = 300
     gamma.assign(factors)
     images = samples.images(model.config, 16)
-    dynamic = (data_files.folder("converters") / "exports" / "dynamic.toml").read_text(encoding="utf-8")
+    dynamic = (files.data_folder("converters") / "exports" / "dynamic.toml").read_text(encoding="utf-8")
     plain = tmp_path / "plain.toml"
     plain.write_text(dynamic.partition("[smoothing]")[0], encoding="utf-8")
     options = {"verify": images, "least_cosine": 0, "least_agreement": 0}

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from keras_vit._util import progress
-from keras_vit.train.loop import log_files
-from keras_vit.train.loop.checkpoints import remove, replace_file
-from keras_vit.train.loop.log_files import Log, plot
+from keras_vit.train import log_files
+from keras_vit.train.checkpoints import remove, replace_file
+from keras_vit.train.log_files import Log, plot
 
 
 def lines(folder: Path) -> list[dict[str, object]]:

@@ -29,12 +29,12 @@ from keras_vit import digits, train, zoo
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import open_data
-from keras_vit.train.loop.held_out import HeldOut
-from keras_vit.train.loop.prepare import adapt_model
-from keras_vit.train.measure.replicas import replicate
-from keras_vit.train.step import strategies
-from keras_vit.train.step.state import TrainState
-from keras_vit.train.step.train_step import make_train_step
+from keras_vit.train.loop import HeldOut
+from keras_vit.train.prepare import adapt_model
+from keras_vit.train.evaluation import replicate
+from keras_vit.train import strategies
+from keras_vit.train.step import TrainState
+from keras_vit.train.step import make_train_step
 from tiny_models import tiny
 
 pytestmark = pytest.mark.full

@@ -20,15 +20,15 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import VisionTransformer, digits, export, zoo
-from keras_vit.export.check import litert_file, samples
-from keras_vit.export.check import verify as verification
-from keras_vit.export.check.report import measure_resources
+from keras_vit.export import exported, samples
+from keras_vit.export import verification
+from keras_vit.export.report import measure_resources
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import STORAGES
-from keras_vit.export.quantization.modes import load_mode
+from keras_vit.export.litert.operators import STORAGES
+from keras_vit.export.modes import load_mode
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
 from marks import full_except
@@ -170,13 +170,13 @@ def test_what_does_not_run_everywhere_is_refused(
     deep = ops.reshape(image, (1, 1, 2, 2, 3), "deep")
     ops.builder.signature({"image": image}, {"logits": deep})
     ops.builder.write(tmp_path / "deep.tflite")
-    assert litert_file.read_structure(tmp_path / "deep.tflite") == litert_file.Structure(frozenset({"RESHAPE"}), 5, 1)
+    assert exported.read_structure(tmp_path / "deep.tflite") == exported.Structure(frozenset({"RESHAPE"}), 5, 1)
     with pytest.raises(export.VerificationError, match="has tensors of 5 dimensions"):
         export.verify(linear, tmp_path / "deep.tflite")
     path = file(tmp_path / "file.tflite")
-    assert litert_file.find_problems(litert_file.read_structure(path)) == []
+    assert exported.find_problems(exported.read_structure(path)) == []
     for operator in ("CUSTOM FlexErf", "VAR_HANDLE"):
-        structure = litert_file.Structure(frozenset({"ADD", operator}), 4, 2)
+        structure = exported.Structure(frozenset({"ADD", operator}), 4, 2)
         monkeypatch.setattr(verification, "read_structure", lambda _, made=structure: made)
         with pytest.raises(export.VerificationError, match=rf"\({operator}\)"):
             export.verify(linear, path)
@@ -246,7 +246,7 @@ def test_a_mutated_file_is_one_error_or_none(tmp_path: Path) -> None:
         mutated[random.integers(8, len(content), 3)] = random.choice([0, 1, 127, 128, 255], 3)
         path.write_bytes(mutated.tobytes())
         with contextlib.suppress(ValueError):
-            litert_file.read_structure(path)
+            exported.read_structure(path)
             read += 1
     assert 0 < read < 1000
 

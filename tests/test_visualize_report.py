@@ -25,8 +25,8 @@ from keras_vit import digits, zoo
 from keras_vit._util.text import byte_size
 from keras_vit.export import Report
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.measure.evaluation import Evaluation
-from keras_vit.visualize import figures
+from keras_vit.train.evaluation import Evaluation
+from keras_vit.visualize import report_page
 from keras_vit.visualize.report_page import report, undo_preprocessing
 from marks import full_except
 from tiny_models import OTHERS, VARIANTS, built
@@ -237,7 +237,7 @@ def test_what_is_wrong_leaves_no_file(small: VisionTransformer, tmp_path: Path) 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[plots\]"'):
-        importlib.reload(figures)
+        importlib.reload(report_page)
 
 
 def test_in_a_notebook_an_evaluation_and_an_export_are_tables() -> None:
@@ -273,29 +273,29 @@ def test_images_are_of_the_size_that_a_page_shows(tmp_path: Path) -> None:
 
 def test_distances_and_norms_are_drawn_at_their_blocks() -> None:
     distance = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
-    [axes] = figures.draw_distances(distance).axes
+    [axes] = report_page.draw_distances(distance).axes
     dots = np.asarray(axes.collections[0].get_offsets())
     np.testing.assert_array_equal(dots, [[1, 1], [1, 2], [1, 3], [2, 4], [2, 5], [2, 6]])
     norms = np.ones((3, 2, 9), np.float32)
-    [axes] = figures.draw_norms(norms, prefix_tokens=1).axes
+    [axes] = report_page.draw_norms(norms, prefix_tokens=1).axes
     assert axes.get_yscale() == "linear"
     assert [text.get_text() for text in axes.get_legend().get_texts()][-1] == "class token"
     norms[2, 1, 5] = 300  # orders of magnitude
-    [axes] = figures.draw_norms(norms, prefix_tokens=0).axes
+    [axes] = report_page.draw_norms(norms, prefix_tokens=0).axes
     assert axes.get_yscale() == "log"
 
 
 def test_maps_and_filters_are_tiled_with_gaps() -> None:
     similarity = np.zeros((40, 20, 40, 20), np.float32)
     similarity[39, 19] = 1
-    axes, scale = figures.draw_similarities(similarity).axes  # of a large grid, evenly spaced maps
+    axes, scale = report_page.draw_similarities(similarity).axes  # of a large grid, evenly spaced maps
     mosaic = axes.images[0].get_array()
     gap = 6  # 0.15 of the longer side
     assert mosaic.shape == (16 * 46 - gap, 16 * 26 - gap, 4)
     np.testing.assert_allclose(mosaic[-1, -1], matplotlib.colormaps["viridis"](1.0))  # the last map is there
     assert axes.get_xticklabels()[0].get_text() == "1" and scale.get_ylim() == (-1, 1)
     for channels in (1, 3, 4):
-        [axes] = figures.draw_filters(np.random.default_rng(0).random((9, 5, 4, channels), np.float32)).axes
+        [axes] = report_page.draw_filters(np.random.default_rng(0).random((9, 5, 4, channels), np.float32)).axes
         mosaic = np.asarray(axes.images[0].get_array())
         assert mosaic.shape == (2 * 6 - 1, 7 * 5 - 1, 4)
         assert mosaic[..., 3].sum() == 9 * 5 * 4  # cells without a filter are transparent
@@ -303,14 +303,14 @@ def test_maps_and_filters_are_tiled_with_gaps() -> None:
 
 def test_a_patch_is_as_dense_as_it_is_above_the_average() -> None:
     weights = np.ones((4, 5), np.float32)
-    assert not figures.heat(weights)[..., 3].any()  # no patch differs
-    assert not figures.heat(0 * weights)[..., 3].any()
+    assert not report_page.heat(weights)[..., 3].any()  # no patch differs
+    assert not report_page.heat(0 * weights)[..., 3].any()
     weights.ravel()[:5] = 0.5, 2, 3, 90, 0
-    sheet = figures.heat(weights * 20 / weights.sum())
+    sheet = report_page.heat(weights * 20 / weights.sum())
     assert sheet.dtype == np.uint8 and sheet.shape == (4, 5, 4)
-    assert (figures.heat(weights) == sheet).all()  # only ratios matter
-    assert sheet[0, 3, 3] == round(255 * figures.MAX_OPACITY)
-    steps = figures.heat_scale()[0, :, 3].astype(int)
+    assert (report_page.heat(weights) == sheet).all()  # only ratios matter
+    assert sheet[0, 3, 3] == round(255 * report_page.MAX_OPACITY)
+    steps = report_page.heat_scale()[0, :, 3].astype(int)
     assert steps[0] == 0 and steps[-1] == sheet[0, 3, 3] and (np.diff(steps) > 0).all()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import reference_cases as reference
 from keras_vit import ViTConfig, batch, converters, dense, errors, export, position, text, train, visualize, zoo
-from keras_vit._util import data_files
+from keras_vit._util import files
 from keras_vit.batch._embed import _parse_shard
 from keras_vit.converters import assign
 from keras_vit.converters.table import load_table
@@ -189,8 +189,8 @@ def test_formats_and_facts_that_are_none_are_refused_with_the_nearest(tmp_path: 
 
 
 def test_a_table_or_card_with_a_typo_is_refused_where_it_stands(tmp_path: Path) -> None:
-    google = (data_files.folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
-    card = (data_files.folder("zoo") / "digits.toml").read_text(encoding="utf-8")
+    google = (files.data_folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
+    card = (files.data_folder("zoo") / "digits.toml").read_text(encoding="utf-8")
     path = tmp_path / "mine.toml"
     for right, wrong, said in (
         ("[tensors]", "[tensor]", "tensor"),

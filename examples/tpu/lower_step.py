@@ -27,10 +27,10 @@ import keras
 import tensorflow as tf
 
 from keras_vit import train, zoo
-from keras_vit.train.loop import prepare
-from keras_vit.train.step import optimizer as update_rules
-from keras_vit.train.step import train_step
-from keras_vit.train.step.objective import supervised
+from keras_vit.train import prepare
+from keras_vit.train import optimizer as update_rules
+from keras_vit.train import step
+from keras_vit.train.objective import supervised
 
 CLASSES = 1000
 # An operation's name is between its type and its arguments: %x = bf16[64,768]{1,0} add(...)
@@ -101,9 +101,9 @@ def training_step(recipe: train.Recipe, model: Any) -> tuple[Callable[..., Any],
                 loss = tf.reduce_sum(losses) / recipe.batch_size
             return tape.gradient(loss, values), loss
 
-        seed = train_step.replica_seed(recipe, now, tf.distribute.get_replica_context().replica_id_in_sync_group)
+        seed = step.replica_seed(recipe, now, tf.distribute.get_replica_context().replica_id_in_sync_group)
         batch = {"image": images, "label": labels}
-        sums, loss = train_step.accumulate(gradients, batch, seed, count=recipe.accumulation)
+        sums, loss = step.accumulate(gradients, batch, seed, count=recipe.accumulation)
         clipped, norm = update_rules.clip(sums, recipe.clip_norm)
         rule.variables = [Held(value) for value in values]
         rule.slots = dict(zip(slots, map(Held, kept), strict=True))

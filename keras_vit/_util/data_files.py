@@ -9,7 +9,7 @@ from keras_vit._util.checks import check_depth
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def folder(name: str) -> Path:
+def data_folder(name: str) -> Path:
     """Return the data folder "zoo" or "converters" of the installed package, or else of the checkout."""
     places = [PACKAGE / "_installed" / name, PACKAGE.parent / name]
     for place in places:

@@ -121,7 +121,7 @@ def embed(
     folder = replace(open_folder(target, facts, state, origin), max_bytes=max_bytes)
     settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
     if numbers := folder.unfinished(first, count, retry_errors=retry_errors):
-        run = on_ray.run if engine == "ray" else compute.run
+        run = on_ray.run_on_ray if engine == "ray" else compute.run
         # Only the files of records know how many images they have.
         total = None if folder.record["records"] else folder.record["images"] * len(numbers) // folder.record["files"]
         with counter("Computing", total=total, show=progress) as advance:

@@ -22,7 +22,7 @@ class _Actor:
         return {"images": [sum(self._worker.run(self._folder, [number])) for number in rows["item"].tolist()]}
 
 
-def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Sequence[int]) -> Iterator[int]:
+def run_on_ray(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Sequence[int]) -> Iterator[int]:
     """Write output files; yield the number of images in each. Other nodes finish the files of a lost one."""
     ray = import_ray()
     ray.init(ignore_reinit_error=True)

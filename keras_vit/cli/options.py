@@ -69,7 +69,7 @@ def _complete_tables(*folders: str) -> Complete:
     def complete(incomplete: str) -> list[str]:
         from keras_vit._util import data_files
 
-        found = data_files.folder(folders[0]).joinpath(*folders[1:]).glob("*.toml")
+        found = data_files.data_folder(folders[0]).joinpath(*folders[1:]).glob("*.toml")
         return _starting_with(incomplete, sorted(path.stem for path in found))
 
     return complete

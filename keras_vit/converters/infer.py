@@ -115,7 +115,7 @@ def _axis(shapes: Shapes, name: str, axis: int, default: int | None) -> int | No
 @functools.cache
 def read_features() -> dict[str, Any]:
     """Return converters/features.toml: what the variables of a model say about its config."""
-    return data_files.read_toml(data_files.folder("converters") / "features.toml")
+    return data_files.read_toml(data_files.data_folder("converters") / "features.toml")
 
 
 def check_required(table: Table, stated: Mapping[str, Any]) -> None:

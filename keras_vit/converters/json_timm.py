@@ -92,7 +92,7 @@ def _side(value: Any) -> int:
 
 @functools.cache
 def _names() -> dict[str, Any]:
-    return data_files.read_toml(data_files.folder("converters") / "timm_names.toml")
+    return data_files.read_toml(data_files.data_folder("converters") / "timm_names.toml")
 
 
 def read(values: Json) -> Fields:

@@ -250,7 +250,7 @@ def load_table(format: str | os.PathLike[str], tower: str = "") -> Table:
 
 def _folder(tower: str) -> Path:
     """Return the folder of the tables for images, or for the other `tower` of an image and text pair."""
-    return data_files.folder("converters") / "checkpoints" / tower
+    return data_files.data_folder("converters") / "checkpoints" / tower
 
 
 def fields_of_rows(rows: Iterable[Row]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def cards() -> dict[str, MapCard]:
         'CC-BY-NC-4.0'
     """
     found = {}
-    for path in sorted((data_files.folder("zoo") / "dense").glob("*.toml")):
+    for path in sorted((data_files.data_folder("zoo") / "dense").glob("*.toml")):
         raw = data_files.read_toml(path)
         for name, fields in raw["models"].items():
             (paper,) = (number for pattern, number in raw["papers"].items() if fnmatchcase(name, pattern))

@@ -129,7 +129,7 @@ def _recognise(container: Container) -> Table:
     for pattern, what in _REFUSED.items():
         if fnmatch.filter(container.headers, pattern):
             raise CheckpointError(f"{container.path} is not read: it belongs to {what}")
-    folder = data_files.folder("converters") / "checkpoints" / "dense"
+    folder = data_files.data_folder("converters") / "checkpoints" / "dense"
     tables = [load_table(str(path)) for path in sorted(folder.glob("*.toml"))]
     for table in tables:
         if table.find_prefix(container.headers) is not None:

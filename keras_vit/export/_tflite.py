@@ -268,7 +268,7 @@ def _write(
             check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if options.class_names:
         metadata.append_labels(path, options.class_names)
-    return rounding.lines(options.rounded)
+    return rounding.rounding_lines(options.rounded)
 
 
 def _passing_mode(

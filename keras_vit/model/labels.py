@@ -21,7 +21,7 @@ def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[
 @functools.cache
 def read(name: str) -> tuple[tuple[str, str], ...]:
     """Return the (label_id, label) pairs of zoo/labels/NAME.txt."""
-    folder = data_files.folder("zoo") / "labels"
+    folder = data_files.data_folder("zoo") / "labels"
     if name not in lists():
         raise ValueError(f"labels must be one of {lists()}, or the names of the classes. Received: {name!r:.200}")
     lines = (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
@@ -30,7 +30,7 @@ def read(name: str) -> tuple[tuple[str, str], ...]:
 
 def lists() -> list[str]:
     """Return the names of the lists in zoo/labels."""
-    return sorted(path.stem for path in (data_files.folder("zoo") / "labels").glob("*.txt"))
+    return sorted(path.stem for path in (data_files.data_folder("zoo") / "labels").glob("*.txt"))
 
 
 def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: Sequence[str], data: str) -> list[int]:

@@ -80,7 +80,7 @@ def decode_bytes(data: bytes, num_channels: int) -> np.ndarray:
     from keras_vit.model.images import jpeg_png, pillow
 
     is_plain = jpeg_png.is_jpeg_or_png(data)
-    pixels = np.asarray(jpeg_png.decode(data) if is_plain else pillow.read(data))
+    pixels = np.asarray(jpeg_png.decode_image(data) if is_plain else pillow.decode_with_pillow(data))
     return _with_channels(pixels, num_channels)
 
 
@@ -131,7 +131,7 @@ def _arrays(images: Any, num_channels: int) -> list[Any]:
         from keras_vit.model.images import pillow
 
         try:
-            return [_with_channels(pillow.pixels(images), num_channels)]
+            return [_with_channels(pillow.pillow_pixels(images), num_channels)]
         except ValueError as error:
             raise ValueError(f"The Pillow image {error}") from None
     return [np.asarray(images)]

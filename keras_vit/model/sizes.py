@@ -7,7 +7,7 @@ from keras_vit._util import data_files
 from keras_vit._util.text import nearest
 
 # The rows of zoo/sizes/papers.toml, which says what their numbers are.
-_PAPERS = data_files.read_toml(data_files.folder("zoo") / "sizes" / "papers.toml")
+_PAPERS = data_files.read_toml(data_files.data_folder("zoo") / "sizes" / "papers.toml")
 SIZES: dict[str, list[int]] = _PAPERS["vit"]
 HYBRIDS = {name: (tuple(units), patch) for name, (units, patch) in _PAPERS["hybrid"].items()}
 

@@ -443,7 +443,7 @@ def recipes() -> list[str]:
 
 
 def _folder() -> Path:
-    return data_files.folder("zoo") / "recipes"
+    return data_files.data_folder("zoo") / "recipes"
 
 
 def _find(name_or_path: str | os.PathLike[str]) -> Path:

@@ -94,7 +94,7 @@ class Weights:
 
     def _place(self, file: str) -> str:
         place = self.base + file
-        return place if "://" in place else str(data_files.folder("zoo") / place)
+        return place if "://" in place else str(data_files.data_folder("zoo") / place)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def read_family(path: str | Path) -> Family:
 @functools.cache
 def families() -> tuple[Family, ...]:
     """Return the files zoo/*.toml, read."""
-    return tuple(read_family(path) for path in sorted(data_files.folder("zoo").glob("*.toml")))
+    return tuple(read_family(path) for path in sorted(data_files.data_folder("zoo").glob("*.toml")))
 
 
 def make_weights(

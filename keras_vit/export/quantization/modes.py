@@ -155,7 +155,7 @@ def mode_names() -> list[str]:
 
 
 def _folder() -> Path:
-    return data_files.folder("converters") / "exports"
+    return data_files.data_folder("converters") / "exports"
 
 
 def _read(path: Path) -> Mode:

@@ -96,7 +96,7 @@ def round_dense(
     return result
 
 
-def lines(rounded: Mapping[str, RoundedDense]) -> tuple[str, ...]:
+def rounding_lines(rounded: Mapping[str, RoundedDense]) -> tuple[str, ...]:
     """Return lines of a report that name the layers whose outputs changed most."""
     worst = sorted(rounded, key=lambda name: rounded[name].noise, reverse=True)[:NUM_SHOWN]
     shown = [f"{name} {-10 * np.log10(rounded[name].noise):.0f} dB" for name in worst if rounded[name].noise > 0]

@@ -80,16 +80,16 @@ def is_jpeg_or_png(start: bytes) -> bool:
     return start.startswith((_JPEG, _PNG))
 
 
-def decode(file: Any) -> Any:
+def decode_image(file: Any) -> Any:
     """Decode one JPEG or PNG file upright, outside of a graph: uint8 (height, width, 3), or a ValueError."""
-    orientation = check(file)
+    orientation = check_image(file)
     try:
         return decode_pixels(file, orientation)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(f"is a damaged image: {error_reason(error.message)}") from None
 
 
-def check(file: Any) -> Any:
+def check_image(file: Any) -> Any:
     """Return the orientation of one JPEG or PNG file, outside of a graph; raise a ValueError if its header is bad."""
     try:
         header = _compiled_header(file)
@@ -105,7 +105,7 @@ def check(file: Any) -> Any:
 def decode_pixels(file: Any, orientation: Any) -> Any:
     """Decode a JPEG or PNG file and turn it upright: uint8 (height, width, 3), equal to Pillow's."""
     pixels = tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
-    return turn(tf.ensure_shape(pixels, (None, None, 3)), orientation)
+    return turn_upright(tf.ensure_shape(pixels, (None, None, 3)), orientation)
 
 
 def to_grey(image: Any) -> Any:
@@ -120,7 +120,7 @@ def to_grey(image: Any) -> Any:
     return tf.ensure_shape(grey, (*image.shape[:-1], 1))
 
 
-def turn(image: Any, orientation: Any) -> Any:
+def turn_upright(image: Any, orientation: Any) -> Any:
     """Turn a stored image (height, width, channels) upright."""
 
     def turned() -> Any:

@@ -13,7 +13,7 @@ KINDS = ((0, b"<", "text, such as SVG or HTML"), (4, b"ftyp", "a HEIC photo, an 
 SIXTEEN_BITS = ("PNG", "PPM")  # formats whose images of mode "I" have 16 bits
 
 
-def read(file: bytes) -> np.ndarray:
+def decode_with_pillow(file: bytes) -> np.ndarray:
     """Read a file that is neither JPEG nor PNG. See `pixels`."""
     if not file:
         raise ValueError("is an empty file")
@@ -34,10 +34,10 @@ def read(file: bytes) -> np.ndarray:
     except Exception as error:  # Pillow's readers raise errors of any kind for damaged files
         raise ValueError(_damaged(error)) from None
     with image:
-        return pixels(image)
+        return pillow_pixels(image)
 
 
-def pixels(image: Any) -> np.ndarray:
+def pillow_pixels(image: Any) -> np.ndarray:
     """Return a Pillow image as uint8 (height, width, 3), turned upright by its EXIF orientation.
 
     Colours are those of TensorFlow's decoders: 16 bits give the high byte, transparency is dropped. Values of the modes
@@ -54,7 +54,7 @@ def pixels(image: Any) -> np.ndarray:
     exif = image.info.get("exif")  # read by Pillow from the file; TIFF images are turned when they are loaded
     if not isinstance(exif, bytes) or image.format == "PNG":  # that of a PNG file is not read in graphs either
         return colours
-    return np.asarray(jpeg_png.turn(colours, jpeg_png.exif_orientation(exif)))
+    return np.asarray(jpeg_png.turn_upright(colours, jpeg_png.exif_orientation(exif)))
 
 
 def _damaged(error: Exception) -> str:

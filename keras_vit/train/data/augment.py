@@ -29,7 +29,7 @@ def inception_crop(image: Any, seed: Any, *, min_area: float) -> Any:
         window = _sample_window(tf.concat([sides, shape[2:]], axis=0), seed, min_area)
         stored = jpeg_png.stored_window(window, sides, orientation)
         part = tf.io.decode_and_crop_jpeg(image, stored, channels=3, dct_method="INTEGER_ACCURATE")
-        return jpeg_png.turn(tf.ensure_shape(part, (None, None, 3)), orientation)
+        return jpeg_png.turn_upright(tf.ensure_shape(part, (None, None, 3)), orientation)
 
     def from_png() -> Any:
         pixels = jpeg_png.decode_pixels(image, orientation)

@@ -113,7 +113,7 @@ def _as_png(file: Any) -> Any:
         from PIL import Image
 
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            pixels = pillow.pixels(image)
+            pixels = pillow.pillow_pixels(image)
     except Exception:  # Pillow's readers raise errors of many types
         return file
     return np.array(tf.io.encode_png(pixels, compression=0).numpy(), object)
