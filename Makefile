@@ -53,7 +53,7 @@ test-packaging: $(VENV)/.with-test ## test wheel, sdist, folder and editable ins
 test-wheel: wheel ## run README's first lines in an environment with only the wheel
 	$(PYTHON) -m venv --clear $(TRIED)
 	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[demo]"
-	$(BIN)/python tests/readme_lines.py > $(TRIED)/lines.py
+	$(BIN)/python tests/doc_blocks.py > $(TRIED)/lines.py
 	cd $(TRIED) && KERAS_VIT_OFFLINE=1 bin/python -I lines.py
 
 lint: $(VENV)/.with-lint ## check style and types

@@ -2,10 +2,11 @@
 
     python benchmarks/serving_clients.py > benchmarks/results/serving_clients.txt
 
-The server is the look-alike of TensorFlow Serving (tests/serving_lookalike.py), in a process of its own, over gRPC. It
-serves a SavedModel of ours, which takes image files, or Keras' export of the same model. That one takes prepared
-images, so its clients decode and resize the files with Pillow. The contenders alternate in short turns. Large requests
-go to a new server each; its peak of memory is read from /proc. Needs tensorflow-serving-api and Pillow.
+The server is this script with --serve, in a process of its own, over gRPC: TensorFlow's session with TensorFlow
+Serving's messages, without batching. It serves a SavedModel of ours, which takes image files, or Keras' export of the
+same model. That one takes prepared images, so its clients decode and resize the files with Pillow. The contenders
+alternate in short turns. Large requests go to a new server each; its peak of memory is read from /proc.
+Needs tensorflow-serving-api and Pillow.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,14 @@ import grpc_client  # noqa: E402
 import load  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from PIL import Image  # noqa: E402
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc  # noqa: E402
 
 OURS, OURS16, KERAS = "keras_vit: files", "keras_vit, dtype=bfloat16: files", "Keras' export: prepared by clients"
 CORRUPT = 0.01  # share of the files
 TURN = 10.0  # seconds of one contender before the next one's turn
 LARGE_FILES = 256  # of one request
 LARGE_BYTES = 20_000_000
+HANDLERS = 16  # requests that the server answers at the same time
 
 
 def write(folder: Path, name: str) -> dict[str, Path]:
@@ -82,10 +86,40 @@ def large_requests(file: bytes) -> dict[str, list[bytes]]:
     }
 
 
+def serve(folder: Path) -> None:
+    """Answer Predict requests with a SavedModel, and print the address."""
+    session = tf.compat.v1.Session(graph=tf.Graph())
+    with session.graph.as_default():
+        signatures = tf.compat.v1.saved_model.load(session, ["serve"], str(folder)).signature_def
+
+    class Prediction(prediction_service_pb2_grpc.PredictionServiceServicer):
+        def Predict(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the name in the .proto
+            signature = signatures[request.model_spec.signature_name or "serving_default"]
+            fetches = {name: signature.outputs[name].name for name in request.output_filter or signature.outputs}
+            feeds = {signature.inputs[name].name: tf.make_ndarray(value) for name, value in request.inputs.items()}
+            try:
+                found = session.run(fetches, feeds)
+            except tf.errors.InvalidArgumentError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            answer = predict_pb2.PredictResponse()
+            for name, value in found.items():
+                dtype = signature.outputs[name].dtype
+                answer.outputs[name].CopyFrom(tf.make_tensor_proto(value, dtype=dtype, shape=value.shape))
+            return answer
+
+    unlimited = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
+    running = grpc.server(ThreadPoolExecutor(HANDLERS), options=unlimited)
+    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(Prediction(), running)
+    port = running.add_insecure_port("127.0.0.1:0")
+    running.start()
+    print(f"gRPC 127.0.0.1:{port}", flush=True)
+    running.wait_for_termination()
+
+
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[tuple[str, int]]:
     """Start a server; yield its gRPC address, when it answers, and its process id."""
-    command = [sys.executable, str(ROOT / "tests" / "serving_lookalike.py"), str(folder), "--rest", "0", "--grpc", "0"]
+    command = [sys.executable, __file__, "--serve", str(folder / "1")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -196,7 +230,10 @@ def main() -> None:
     parser.add_argument("--model", default="Ti/16")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60, help="of each contender, in turns of 10 seconds")
+    parser.add_argument("--serve", type=Path, metavar="FOLDER", help="only serve this SavedModel, on a free port")
     options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
     threads()
     files = photos()
     with tempfile.TemporaryDirectory() as directory:

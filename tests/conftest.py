@@ -3,6 +3,8 @@
 import gc
 import os
 import random
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -32,3 +34,52 @@ def seeds() -> None:
     """Seed every test alike, whichever tests run before it: Keras draws its seeds from Python's generator."""
     random.seed(0)
     np.random.seed(0)
+
+
+# ---- SavedModels: an export takes 5 s, so each is made once
+
+
+class Saved(NamedTuple):
+    """A model and its SavedModel: the folder, the export's report and the loaded signatures."""
+
+    model: Any
+    folder: Path
+    report: Any
+    call: Any
+
+
+def _save(folder: Path, model: Any, **options: Any) -> Saved:
+    import tensorflow as tf
+
+    from keras_vit import export
+
+    report = export.saved_model(model, folder, **options)
+    return Saved(model, folder, report, tf.saved_model.load(str(folder)).signatures)
+
+
+@pytest.fixture(scope="session")
+def saved_digits(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Return the trained digits model, saved with other names of its classes and with warm-up requests."""
+    from keras_vit import zoo
+
+    folder = tmp_path_factory.mktemp("models") / "digits" / "1"
+    labels = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    return _save(folder, zoo.load("digits"), labels=labels, top=3, warmup=(1, 4))
+
+
+@pytest.fixture(scope="session")
+def saved_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Return a grey hybrid of five classes without names, saved without warm-up requests."""
+    from tiny_models import VARIANTS, built
+
+    model = built(num_layers=1, num_channels=1, **VARIANTS["hybrid"])
+    return _save(tmp_path_factory.mktemp("models") / "hybrid" / "1", model, warmup=())
+
+
+@pytest.fixture(scope="session")
+def saved_bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Return a float32 model that is saved with bfloat16 weights."""
+    from tiny_models import built
+
+    model = built(hidden_size=256, mlp_dim=1024)
+    return _save(tmp_path_factory.mktemp("models") / "bfloat16" / "1", model, dtype="bfloat16")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import runpy
 import shlex
-import subprocess
-import sys
-from collections.abc import Sequence
+import warnings
 from pathlib import Path
+
+import keras
+import pytest
 
 import map_folders
 import photo_folder
@@ -17,20 +21,6 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEEDS = "# needs "  # a block that begins so needs the internet, weights or a device, and is not run
 FILE = re.compile(r"# ([\w-]+\.toml)\n")  # a block that begins so is a file of that name
-
-# Runs pages one after the other, each in its own folder and namespace, in one process: importing TensorFlow is slow.
-DRIVER = """
-import os, runpy, sys, traceback
-for folder in sys.argv[1:]:
-    os.chdir(folder)
-    failed = ""
-    try:
-        runpy.run_path("page.py", run_name="__main__")
-    except BaseException:
-        failed = traceback.format_exc()
-    with open("outcome", "w", encoding="utf-8") as file:
-        file.write(failed)
-"""
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -72,45 +62,46 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in found]
 
 
-def run(code: str, folder: Path, *, name: str = "page", timeout: float = 120) -> str:
-    """Run Python offline in a folder, with the cache there too, and return its output.
+def first_lines() -> str:
+    """Return README's first block of Python that uses the embedded model: the lines that `make test-wheel` runs.
 
     Raises:
-        AssertionError: it fails; the message is the end of its standard error.
+        ValueError: there is none.
     """
-    file = folder / f"{name}.py"
-    file.write_text(code, encoding="utf-8")
-    done = _python([file.name], folder, timeout=timeout)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    for block in blocks((ROOT / "README.md").read_text(encoding="utf-8"), "python"):
+        if '"digits"' in block and not block.startswith(NEEDS):
+            return block
+    raise ValueError('README.md has no block of Python with zoo.load("digits"), which is what a newcomer can run')
 
 
-def run_pages(pages: Sequence[Path], folder: Path, *, timeout: float = 600) -> dict[str, str]:
-    """Run the Python of pages in one process; return the traceback of each by its stem, "" if it succeeded."""
-    places = [folder / page.stem for page in pages]
-    for page, place in zip(pages, places, strict=True):
-        text = page.read_text(encoding="utf-8")
-        place.mkdir()
-        if '"photos"' in text:
-            photo_folder.make(place / "photos")
-        if '"yard"' in text:
-            map_folders.make(place / "yard")
-        for name, content in {"page.py": script(text), **files(text)}.items():
-            (place / name).write_text(content, encoding="utf-8")
-    done = _python(["-c", DRIVER, *map(str, places)], folder, timeout=timeout)
-    outcomes = {place.name: place / "outcome" for place in places}
-    lost = f"The process ended before this page did: {done.stderr[-2000:]}"
-    return {name: path.read_text(encoding="utf-8") if path.exists() else lost for name, path in outcomes.items()}
+def run(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, after: str = "") -> str:
+    """Run the Python of a page from top to bottom, in a folder and offline, with its files; return what it prints.
+
+    Args:
+        text: the page.
+        folder: is made, with the photos and the masks that the page uses.
+        monkeypatch: restores the working folder and the environment.
+        after: more Python, for after the page.
+    """
+    folder.mkdir(exist_ok=True)
+    if '"photos"' in text:
+        photo_folder.make(folder / "photos")
+    if '"yard"' in text:
+        map_folders.make(folder / "yard")
+    for name, content in {"page.py": f"{script(text)}\n{after}", **files(text)}.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(folder / "cache"))
+    policy = keras.config.dtype_policy()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as printed:
+            warnings.simplefilter("default")  # as for a reader; in tests a warning is an error
+            runpy.run_path("page.py", run_name="__main__")
+    finally:
+        keras.config.set_dtype_policy(policy)
+    return printed.getvalue()
 
 
-def _python(arguments: list[str], folder: Path, *, timeout: float) -> subprocess.CompletedProcess[str]:
-    offline = {"KERAS_VIT_OFFLINE": "1", "KERAS_VIT_CACHE": str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", **offline},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+if __name__ == "__main__":
+    print(first_lines(), end="")

@@ -14,7 +14,7 @@ from typing import Any
 from keras_vit import ViTConfig, zoo
 from keras_vit.converters import layout
 from keras_vit.converters.saving import plan_file
-from keras_vit.converters.table import Table, formats, load_table
+from keras_vit.converters.table import formats, load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.model.cost import symbolic_model
 
@@ -51,33 +51,42 @@ def small(config: ViTConfig) -> ViTConfig:
     return config.replace(**sizes, labels=None, **({"tokens_mlp_dim": 16} if config.tokens_mlp_dim else {}))
 
 
-def _inexact(config: ViTConfig, table: Table) -> tuple[str, ...]:
-    """Return the fields of a model that a format cannot state and that change only the last digits of its outputs."""
-    shapes = {v.path: tuple(v.shape) for v in symbolic_model(config).variables if "seed_generator" not in v.path}
-    written = layout.written_config(config, table, shapes)
-    shapes = {v.path: tuple(v.shape) for v in symbolic_model(written).variables if "seed_generator" not in v.path}
-    return plan_file(written, shapes, table).inexact
+@functools.cache
+def _shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+    return {v.path: tuple(v.shape) for v in symbolic_model(config).variables if "seed_generator" not in v.path}
+
+
+@functools.cache
+def _inexact(config: ViTConfig, format: str) -> tuple[str, ...] | None:
+    """Return the fields that a format cannot state and that change only the last digits of a model's outputs.
+
+    None if the format cannot hold the model. One block stands for all: they have the same variables.
+    """
+    sample = config.replace(num_layers=min(config.num_layers, 1))
+    table = load_table(format)
+    with contextlib.suppress(CheckpointError):
+        written = layout.written_config(sample, table, _shapes(sample))
+        return plan_file(written, _shapes(written), table).inexact
+    return None
+
+
+def _writable() -> list[str]:
+    return [name for name in formats() if load_table(name).writable]
 
 
 def formats_of(config: ViTConfig) -> dict[str, bool]:
     """Return the formats that can hold a model, and whether other readers compute the same logits in all digits."""
-    sample = config.replace(num_layers=min(config.num_layers, 1))  # all blocks have the same variables
-    result = {}
-    for table in map(load_table, formats()):
-        if table.writable:
-            with contextlib.suppress(CheckpointError):
-                result[table.format] = not _inexact(sample, table)
-    return result
+    found = {name: _inexact(config, name) for name in _writable()}
+    return {name: not inexact for name, inexact in found.items() if inexact is not None}
 
 
 def read_from(family: str) -> list[str]:
     """Return the formats that such models are read from: a ResNet's epsilon may be the format's own."""
     found = set(READ_ONLY.get(family, ()))
-    tables = [table for table in map(load_table, formats()) if table.writable]
-    for config, table in itertools.product(configs()[family], tables):
-        with contextlib.suppress(CheckpointError):
-            inexact = _inexact(config, table)
-            found |= set() if [text for text in inexact if not text.startswith("resnet=")] else {table.format}
+    for config, name in itertools.product(configs()[family], _writable()):
+        inexact = _inexact(config, name)
+        if inexact is not None and all(text.startswith("resnet=") for text in inexact):
+            found.add(name)
     return sorted(found)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import itertools
 import json
@@ -147,21 +146,6 @@ class Page:
         root = self.call("DOM.getDocument")["root"]["nodeId"]
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
-
-    def resize(self, width: int, height: int = 900) -> None:
-        """Set the size of the window; below 600 pixels it is a phone."""
-        size = {"width": width, "height": height, "mobile": width < 600}
-        self.call("Emulation.setDeviceMetricsOverride", deviceScaleFactor=1, **size)
-
-    def dark(self, on: bool) -> None:
-        """Set the preferred colours: dark or light."""
-        feature = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[feature])
-
-    def screenshot(self, path: Path) -> None:
-        """Write the whole page as a PNG file."""
-        picture = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        path.write_bytes(base64.b64decode(picture))
 
     def _next(self) -> Any:
         while b"\0" not in self._received:

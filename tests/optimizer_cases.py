@@ -26,7 +26,7 @@ CASES = {
     "adamw, independent decay": {"optimizer": "adamw", "learning_rate": 1e-2, "weight_decay": 1e-3}
     | {"weight_decay_independent": True, "layer_decay": 0.65},
 }
-# These are also compiled and replicated, which takes seconds each: both rules, both dtypes, with and without decay.
+# These are also compiled, which takes seconds each: both rules, both dtypes, with and without decay.
 CHOSEN = ["sgd, linear, bfloat16 momentum", "adamw, linear", "adamw, bfloat16 moment, layer-wise"]
 
 

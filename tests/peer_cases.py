@@ -60,26 +60,6 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "grey hybrid": ("vit_tiny_r_s16_p8_224", {**HYBRID, "patch_size": 2, "in_chans": 1}),
 }
 
-# Entry points whose repositories have no model_args.
-HUB = (
-    "vit_base_patch16_224",
-    "vit_tiny_patch16_224",
-    "vit_small_patch32_384",
-    "vit_base_patch16_clip_224",
-    "vit_base_patch32_clip_quickgelu_224",
-    "vit_base_patch16_siglip_224",
-    "vit_base_patch32_siglip_256",
-    "vit_medium_patch16_reg4_gap_256",
-    "vit_so150m_patch16_reg4_map_256",
-    "vit_small_patch14_reg4_dinov2",
-    "vit_base_patch16_gap_224",
-    "vit_tiny_r_s16_p8_224",
-    "vit_small_r26_s32_224",
-    "vit_base_r50_s16_384",
-    "vit_large_r50_s32_224",
-    "deit_tiny_distilled_patch16_224",
-    "deit3_small_patch16_224",
-)
 # Entry points that are refused by name: their tensors look like ours.
 NOT_READ = (
     "test_vit3",

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from headless_browser import Page, served
-from keras_vit import VisionTransformer, digits, export, zoo
+from keras_vit import VisionTransformer, export, zoo
 from keras_vit.model import preprocess
 
 pytestmark = pytest.mark.browser
@@ -33,7 +32,6 @@ FILES: dict[str, tuple[dict[str, Any], float]] = {
     "uint8": ({"quantize": "none", "input_dtype": "uint8"}, 1e-4),
     "probabilities": ({"quantize": "none", "output": "probabilities"}, 1e-5),
 }
-WIDTHS = {"desktop": 1280, "phone": 390}
 STATUS = "document.getElementById('status')"
 
 
@@ -64,7 +62,6 @@ def address(folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     with Page(tmp_path_factory.mktemp("profile")) as page:
-        page.resize(WIDTHS["desktop"])
         yield page
 
 
@@ -119,31 +116,12 @@ def test_the_page_computes_what_python_does(
     assert received.argmax() == wanted[output].argmax()
 
 
-def test_the_sample_is_a_held_out_digit_and_is_named(page: Page, address: str, model: VisionTransformer) -> None:
-    known = digits.load()
-    images = model.preprocess(SAMPLE)
-    assert (model.preprocess(known.test_images) == images).all(axis=(1, 2, 3)).any()
-    load(page, address, "none")
-    page.evaluate("document.getElementById('sample').click()")
-    said = page.until(f"{STATUS}.className === 'done' && {STATUS}.textContent")
-    [[(_, label, probability)]] = model.decode_predictions(model(images), top=1)
-    assert said == f"{label}, {100 * probability:.1f}\u00a0%"
-    rows = page.evaluate("document.getElementById('best').innerText").splitlines()
-    assert rows[::2] == [label for _, label, _ in model.decode_predictions(model(images), top=5)[0]]
-
-
 def test_the_class_tokens_attention_is_shown_head_by_head(page: Page, address: str, model: VisionTransformer) -> None:
     load(page, address, "none")
     choose(page, "#image-file", SAMPLE)
     wanted = np.asarray(model.attention_maps(model.preprocess(SAMPLE))[-1])[0, :, 0, 1:]
     np.testing.assert_allclose(result(page, "attention.values"), wanted.ravel(), atol=1e-5)  # weights up to 1, float32
-    drawn = "document.getElementById('heat').toDataURL()"
-    pictures = {page.evaluate(drawn)}
-    heads = page.evaluate("document.querySelectorAll('#heads input').length")
-    for head in range(1, heads):
-        page.evaluate(f"document.querySelectorAll('#heads input')[{head}].click()")
-        pictures.add(page.evaluate(drawn))
-    assert len(pictures) == heads == len(wanted) + 1  # the mean too
+    assert page.evaluate("document.querySelectorAll('#heads input').length") == len(wanted) + 1  # the mean too
     load(page, address, "uint8")
     choose(page, "#image-file", SAMPLE)
     assert page.evaluate("document.getElementById('attention').hidden")  # a file without that output
@@ -160,58 +138,17 @@ def test_means_and_deviations_are_read_from_the_file(page: Page, address: str, f
     np.testing.assert_allclose(result(page, "logits"), wanted, atol=FILES["none"][1])
 
 
-WRONG = {
-    "not an image": ("#image-file", b"some text", "“wrong” is not an image"),
-    "not a model": ("#model-file", b"some text" * 99, "“wrong” is not a LiteRT model"),
-    "a damaged model": ("#model-file", b"\x10\0\0\0TFL3" + b"\xff" * 99, "LiteRT cannot run “wrong” here"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said_in_a_sentence(page: Page, address: str, tmp_path: Path, case: str) -> None:
-    selector, content, sentence = WRONG[case]
-    (tmp_path / "wrong").write_bytes(content)
-    load(page, address, "none")
-    assert sentence in choose(page, selector, tmp_path / "wrong")
-    assert page.evaluate(f"{STATUS}.className") == "error"
-    assert "three" in choose(page, "#image-file", SAMPLE)  # the previous model still works
-
-
-def test_without_a_model_the_page_asks_for_one(page: Page, address: str) -> None:
-    page.open(f"{address}index.html?model=none.such.tflite")
-    page.until(f"{STATUS}?.textContent.startsWith('No model yet')")
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_overlaps_or_leaves_the_page(page: Page, address: str, tmp_path: Path, width: str, dark: bool) -> None:
-    page.resize(WIDTHS[width])
-    page.dark(dark)
-    load(page, address, "none")
-    choose(page, "#image-file", PHOTO)
-    page.screenshot(tmp_path / f"{width}.png")
-    print(f"screenshot: {tmp_path / width}.png")
-    boxes = page.evaluate(
-        "[...document.querySelectorAll('h1, #status, h2, #stage, .button, button, #best li, dl > div, #heads label, "
-        ".slider, .select')].filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect().toJSON())"
-    )
-    assert len(boxes) > 20
-    for box in boxes:
-        assert box["left"] >= 0
-        assert box["right"] <= WIDTHS[width]
-    for one, other in itertools.combinations(boxes, 2):
-        apart = one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1  # one pixel for rounding
-        assert apart or one["bottom"] <= other["top"] + 1 or other["bottom"] <= one["top"] + 1, (one, other)
-
-
-def test_every_control_has_a_name(page: Page, address: str) -> None:
-    load(page, address, "none")
-    choose(page, "#image-file", SAMPLE)
-    roles = {"button", "combobox", "radio", "slider", "image"}
-    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
-    named = [(node["role"]["value"], node["name"]["value"]) for node in nodes if not node["ignored"]]
-    assert roles <= {role for role, _ in named}
-    assert not [role for role, name in named if role in roles and not name]
+def test_what_is_wrong_is_said_in_a_sentence(page: Page, address: str, tmp_path: Path) -> None:
+    for selector, content, sentence in (
+        ("#image-file", b"some text", "“wrong” is not an image"),
+        ("#model-file", b"some text" * 99, "“wrong” is not a LiteRT model"),
+        ("#model-file", b"\x10\0\0\0TFL3" + b"\xff" * 99, "LiteRT cannot run “wrong” here"),
+    ):
+        (tmp_path / "wrong").write_bytes(content)
+        load(page, address, "none")
+        assert sentence in choose(page, selector, tmp_path / "wrong")
+        assert page.evaluate(f"{STATUS}.className") == "error"
+        assert "three" in choose(page, "#image-file", SAMPLE)  # the previous model still works
 
 
 def test_webgpu_gives_the_same_logits(address: str, folder: Path, model: VisionTransformer, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import fails, run
-from keras_vit import VisionTransformer, ViTConfig, train
+from keras_vit import train
 from keras_vit.model import labels
 from keras_vit.train import prepare
 from keras_vit.train.data import sources
 from marks import full_except
-from model_weights import values
 from picture_folders import WORDS, accuracy, digits_model, fill, write_digits
 from tiny_models import built, tiny
 
@@ -34,56 +31,51 @@ def imagenet() -> tuple[str, ...]:
     return tuple(label if i != 5 else f"the {label}" for i, (_, label) in enumerate(labels.read("imagenet2012")))
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "numbers"),
-    [
-        (PETS, PETS, [0, 1, 2]),
-        (PETS, ("Guinea pig", "cat", "dog"), [2, 0, 1]),
-        (PETS, ("dog",), [1]),
-        (PETS, ("DOG", "guinea_pig"), [1, 2]),
-        (("a-b", "A_B"), ("A_B", "a-b"), [1, 0]),  # exact names come first
-        ("imagenet2012", WNIDS, [0, 1, 999]),
-        ("imagenet2012", ("toilet_tissue", "Goldfish"), [999, 1]),
-        ("imagenet2012", ("maillot", "n02012849", "n03126707"), [638, 134, 517]),  # two classes are called "crane"
-        (imagenet(), WNIDS, [0, 1, 999]),
-        ("digits", tuple("0123456789"), list(range(10))),
-        ("digits", ("nine", "3"), [9, 3]),
-        (("0", "1", "10", "2"), ("10", "2"), [2, 3]),  # as a folder of numbers names them
-        (PETS, ("0", "1", "2"), [0, 1, 2]),  # numbers are no names
-    ],
-)
-def test_classes_are_matched_by_name(model: str | tuple[str, ...], data: Sequence[str], numbers: list[int]) -> None:
+def matched(model: str | tuple[str, ...], data: Sequence[str]) -> list[int]:
+    """Match the classes of data with those of a model."""
     count = len(model) if isinstance(model, tuple) else len(labels.read(model))
-    assert labels.match_classes(model, count, data, "photos") == numbers
+    return labels.match_classes(model, count, data, "photos")
+
+
+MATCHES: list[tuple[str | tuple[str, ...], tuple[str, ...], list[int]]] = [
+    (PETS, PETS, [0, 1, 2]),
+    (PETS, ("Guinea pig", "cat", "dog"), [2, 0, 1]),
+    (PETS, ("dog",), [1]),
+    (PETS, ("DOG", "guinea_pig"), [1, 2]),
+    (("a-b", "A_B"), ("A_B", "a-b"), [1, 0]),  # exact names come first
+    ("imagenet2012", WNIDS, [0, 1, 999]),
+    ("imagenet2012", ("toilet_tissue", "Goldfish"), [999, 1]),
+    ("imagenet2012", ("maillot", "n02012849", "n03126707"), [638, 134, 517]),  # two classes are called "crane"
+    (imagenet(), WNIDS, [0, 1, 999]),
+    ("digits", tuple("0123456789"), list(range(10))),
+    ("digits", ("nine", "3"), [9, 3]),
+    (("0", "1", "10", "2"), ("10", "2"), [2, 3]),  # as a folder of numbers names them
+    (PETS, ("0", "1", "2"), [0, 1, 2]),  # numbers are no names
+]
+WITHOUT_MATCH: list[tuple[str | tuple[str, ...], tuple[str, ...], str]] = [
+    (PETS, ("cat", "puppy"), "does not have: puppy. The data's 2 classes are puppy, cat; the model's 3 are dog, Gu"),
+    (PETS, ("Cat", "cat"), "does not have: Cat. "),  # both would be "cat"
+    (("a_b", "A b"), ("a-B",), "does not have: a-B"),  # fits both
+    ("imagenet2012", ("crane",), "does not have: crane"),
+    ("digits", ("0", "1", "10"), "does not have: 10"),
+    (PETS, ("1", "2", "3"), "does not have: 1, 2, 3"),
+]
+
+
+def test_classes_are_matched_by_name() -> None:
+    for model, data, numbers in MATCHES:
+        assert matched(model, data) == numbers
+    for model, data, message in WITHOUT_MATCH:
+        with pytest.raises(ValueError, match=message):
+            matched(model, data)
 
 
 def test_numbers_in_another_order_are_class_numbers_with_a_warning() -> None:
     names = tuple(f"class of {number}" for number in "abcdefghijkl")
     with pytest.warns(UserWarning, match=r"classes of photos are taken as numbers of the model's: 11 is 'class of l'"):
-        assert labels.match_classes(names, 12, ("0", "1", "10", "11"), "photos") == [0, 1, 10, 11]
+        assert matched(names, ("0", "1", "10", "11")) == [0, 1, 10, 11]
     with pytest.warns(UserWarning, match="07 is 'seven'"):
-        assert labels.match_classes("digits", 10, ("00", "07"), "photos") == [0, 7]
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "message"),
-    [
-        (
-            PETS,
-            ("cat", "puppy"),
-            "does not have: puppy. The data's 2 classes are puppy, cat; the model's 3 are dog, Gu",
-        ),
-        (PETS, ("Cat", "cat"), "does not have: Cat. "),  # both would be "cat"
-        (("a_b", "A b"), ("a-B",), "does not have: a-B"),  # fits both
-        ("imagenet2012", ("crane",), "does not have: crane"),
-        ("digits", ("0", "1", "10"), "does not have: 10"),
-        (PETS, ("1", "2", "3"), "does not have: 1, 2, 3"),
-    ],
-)
-def test_classes_that_the_model_does_not_have_are_named(model: Any, data: Sequence[str], message: str) -> None:
-    count = len(model) if isinstance(model, tuple) else len(labels.read(model))
-    with pytest.raises(ValueError, match=message):
-        labels.match_classes(model, count, data, "photos")
+        assert matched("digits", ("00", "07")) == [0, 7]
 
 
 # The embedded model's labels are those words; in the order of text "eight" comes first.
@@ -101,13 +93,6 @@ def test_folders_in_any_order_are_measured_by_name(tmp_path: Path, case: str) ->
     count = len(FOLDERS[case])
     assert (f"of {count} of the model's 10 classes" in str(result)) == (count < 10)
     assert (result.classes, result.model_classes) == (count, 10)
-
-
-def test_a_renamed_folder_is_an_error_and_not_another_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_digits(tmp_path, {**dict(enumerate(WORDS)), 0: "nought"}, count=1)
-    message = fails(monkeypatch, "evaluate", "digits", "--data", folder)
-    assert f"{folder} has classes that the model does not have: nought. The data's 10 classes are nought, " in message
-    assert "the model's 10 are zero, " in message
 
 
 def test_several_labels_per_image_are_matched_too() -> None:
@@ -141,17 +126,6 @@ def recipe(**changes: Any) -> train.Recipe:
     return train.recipe("digits", **quick | changes)
 
 
-@pytest.mark.full
-def test_a_head_that_is_kept_trains_on_classes_in_another_order() -> None:
-    model = VisionTransformer(tiny(num_classes=3, image_size=16, num_layers=1, labels=PETS))
-    one, other = (
-        train.run(recipe(), model=model, data=data_of(PETS, order), progress=False) for order in ((0, 1, 2), (1, 2, 0))
-    )
-    assert other.model.config.labels == PETS
-    assert other.metrics == one.metrics
-    assert all(np.array_equal(values(other.model)[path], value) for path, value in values(one.model).items())
-
-
 NEW, NUMBERS = ("ant", "bee", "fly"), ("0", "1", "2")
 # (reset_head, labels of the model, names of the data): labels of the trained model, whether the head is new
 HEADS = {
@@ -168,31 +142,13 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("case", HEADS, ids=str)
-def test_names_of_the_data_are_those_of_the_trained_model(case: Any) -> None:
-    reset_head, model_names, data_names = case
-    source = built(num_classes=3, num_layers=1, labels=model_names)
-    decided, data = prepare.match_head(recipe(reset_head=reset_head), source.config, data_of(data_names))
-    adapted = prepare.adapt_model(decided, source, num_classes=data.num_classes, class_names=data.class_names)
-    is_new = not np.asarray(adapted.get_layer("head").kernel).any()
-    assert (adapted.config.labels, is_new) == HEADS[case]
-
-
-def test_a_head_for_other_classes_is_not_kept() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"does not have: ant, bee, fly.*train a new head with reset_head=True \(keras-vit train --set",
-    ):
+def test_names_of_the_data_are_those_of_the_trained_model() -> None:
+    for case, expected in HEADS.items():
+        reset_head, model_names, data_names = case
+        source = built(num_classes=3, num_layers=1, labels=model_names)
+        decided, data = prepare.match_head(recipe(reset_head=reset_head), source.config, data_of(data_names))
+        adapted = prepare.adapt_model(decided, source, num_classes=data.num_classes, class_names=data.class_names)
+        is_new = not np.asarray(adapted.get_layer("head").kernel).any()
+        assert (adapted.config.labels, is_new) == expected, case
+    with pytest.raises(ValueError, match=r"does not have: ant, bee, fly.*reset_head=True"):
         prepare.match_head(recipe(), tiny(num_classes=3, labels=PETS), data_of(NEW))
-
-
-@pytest.mark.full
-def test_a_new_model_classifies_with_the_names_of_its_folders(tmp_path: Path) -> None:
-    folder = fill(tmp_path / "train", cat=4, dog=4).parent
-    fill(folder / "val", cat=1, dog=1)
-    config = ViTConfig.from_name("Ti/8", image_size=16, num_layers=1, hidden_size=12, num_classes=2)
-    result = train.run(recipe(steps=1), model=config, data=folder, out=tmp_path / "run", progress=False)
-    assert {one.label for one in result.model.classify(np.zeros((16, 16, 3), np.uint8))[0]} == {"cat", "dog"}
-    fill(tmp_path / "other", dog=2)
-    printed = run("evaluate", tmp_path / "run" / "model.keras", "--data", tmp_path / "other", "--json")
-    assert [json.loads(printed)[name] for name in ("classes", "model_classes", "count")] == [1, 2, 2]

@@ -1,4 +1,4 @@
-"""`keras-vit export` and `keras-vit verify` write and print the right things, and fail with clear errors."""
+"""`keras-vit export`, `verify` and `bench` write and print the right things, and fail with clear errors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import typer
 from PIL import Image
 
 from command_line import fails, run
-from keras_vit import cli, digits, export
+from keras_vit import cli, converters, digits, export, zoo
 from keras_vit._util.checks import option_names
 from keras_vit._util.text import byte_size
+from keras_vit.export.exported import load_exported
 from keras_vit.export.litert.options import Options
 from litert_graph import read_labels
+from tiny_models import built
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +44,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_file_is_verified_on_built_in_images(written: Path) -> None:
+def test_a_file_is_verified_on_built_in_images_and_on_ones_own(written: Path, pictures: Path) -> None:
     row = json.loads(run("verify", written, "digits", "--json"))
+    assert set(row) == set(export.verify(zoo.load("digits"), written).to_dict())
     assert (row["path"], row["images"], row["agreement"], row["threads"]) == (str(written), 8, 1.0, 2)
-    assert row["cosine"] > 0.999
-    assert row["seconds"] is None
-
-
-def test_a_file_is_verified_on_ones_own_images(written: Path, pictures: Path) -> None:
+    assert row["cosine"] > 0.999 and row["seconds"] is None
     [first, *_] = sorted(pictures.rglob("*.png"))
     report = json.loads(run("verify", written, "digits", pictures, first, "--quantize", "dynamic", "--json"))
     assert (report["images"], report["agreement"], report["mode"]) == (21, 1.0, "dynamic")
@@ -68,8 +67,6 @@ def test_everything_that_a_file_can_be_is_an_option(tmp_path: Path, pictures: Pa
     assert (row["images"], row["mode"], row["threads"], row["agreement"]) == (20, "none", 1, 1.0)
     assert row["preprocess_error"] < 0.01
     assert read_labels(path) == names.read_text().splitlines()
-    from keras_vit.export.exported import load_exported
-
     file = load_exported(path)
     assert (file.shape, file.batch, file.dtype) == ((64, 56, 3), 2, "uint8")
     outputs = file.call(np.zeros((2, 64, 56, 3), np.uint8))
@@ -80,13 +77,13 @@ def test_everything_that_a_file_can_be_is_an_option(tmp_path: Path, pictures: Pa
 
 def test_function_and_command_have_the_options_of_the_dataclass() -> None:
     names, options = option_names(Options), Options()
+    defaults = {name: getattr(options, name) for name in names}
     parameters = inspect.signature(export.tflite).parameters
     assert set(parameters) == {*names, "model", "path", "calibration", "verify", "progress"}
-    assert {name: parameters[name].default for name in names} == {name: getattr(options, name) for name in names}
+    assert {name: parameters[name].default for name in names} == defaults
     command: Any = typer.main.get_command(cli.app)
-    described = {each.name: each for each in command.commands["export"].params}
-    assert set(names) <= set(described)
-    assert {name: described[name].default for name in names} == {name: getattr(options, name) for name in names}
+    described = {each.name: each.default for each in command.commands["export"].params}
+    assert {name: described[name] for name in names} == defaults
 
 
 def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> None:
@@ -94,91 +91,68 @@ def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> No
     assert " KiB, int8\n" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["export", "digits", "--to", "{}/missing/out.tflite"], "There is no folder for the .tflite file: {}/missing"),
-        (["export", "digits", "--to", "{}"], "{} already exists"),
-        (["export", "digits", "--to", "{}/out.tflite", "--quantize", "int5"], "quantize must be one of"),
-        (["export", "digits", "--to", "{}/out.tflite", "--quantize", "int8"], "needs calibration images"),
-        (["export", "digits", "--to", "{}/out.tflite", "--images", "{}"], "has no images"),
-        (
-            ["export", "digits", "--to", "{}/out.tflite", "--images", "nothing.png"],
-            "no image file or folder 'nothing.png'",
-        ),
-        (
-            ["export", "digits", "--to", "{}/out.tflite", "--source-size", "big"],
-            "--source-size must be a number of pixels",
-        ),
-        (["export", "digits", "--to", "{}/out.tflite", "--input", "int8"], "--input must be one of"),
-        (["export", "digits", "--to", "{}/out.tflite", "--least-cosine", "1"], "wanted cosine >= 1.0"),
-        (
-            ["export", "digits", "--to", "{}/out.tflite", "--least-cosine", "1", "--least-agreement", "0"],
-            "(--images FOLDER), or quantize='float16'; or accept it with least_cosine=0.99",
-        ),
-        (["export", "nothing", "--to", "{}/out.tflite"], "nothing"),
-        (["verify", "{}/nothing.tflite", "digits"], "There is no exported file {}/nothing.tflite"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_an_error_of_the_user_is_one_line(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
+    """Write the digits model as a SavedModel by the command, which compares it on one's own images."""
+    folder = tmp_path_factory.mktemp("saved") / "digits" / "1"
+    options = ("--warmup", 2, "--dtype", "bfloat16", "--images", pictures, "--json")
+    report = json.loads(run("export", "digits", "--to", folder, *options))
+    assert (report["path"], report["agreement"]) == (str(folder), 1.0)
+    assert (report["mode"], report["images"]) == ("bfloat16", 20)
+    return folder
+
+
+def test_a_folder_is_a_saved_model_with_requests_for_warm_up(saved: Path) -> None:
+    assert (saved / "saved_model.pb").exists()
+    assert (saved / "assets.extra" / "tf_serving_warmup_requests").exists()
+
+
+def test_bench_times_checkpoints_and_files_and_refuses_what_it_cannot_time(
+    written: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = fails(monkeypatch, *(argument.format(tmp_path) for argument in arguments))
-    assert said.format(tmp_path) in message
-    assert "\n" not in message
+    monkeypatch.chdir(tmp_path)
+    model = built(num_layers=1)
+    converters.save(model, "tiny.npz", format="google")
+    export.tflite(model, "pixels.tflite", quantize="none", input_dtype="uint8", batch=2, source_size=(40, 24))
+    for line, image_size, batch in (
+        (["tiny.npz", "--image-size", "32x40"], [32, 40], 1),
+        ([saved, "--batch", "3"], [32, 32], 3),
+        ([written, "--threads", "1"], [32, 32], 1),
+        (["pixels.tflite"], [40, 24], 2),
+    ):
+        row = json.loads(run("bench", *line, "--rounds", 5, "--json"))
+        assert (row["image_size"], row["batch"], row["rounds"]) == (image_size, batch, 5)
+        assert 0 < row["median_ms"] <= row["p90_ms"]
+        assert row["images_per_second"] == pytest.approx(1000 * batch / row["median_ms"])
+    first, second = run("bench", "tiny.npz", "--rounds", 3).splitlines()
+    assert first.startswith("tiny.npz at 32 x 32, batch 1: median ") and "3 calls after warm-up" in second
+    for wrong, said in (
+        (["pixels.tflite", "--batch", "3"], "takes 2 images per call. Received: --batch 3"),
+        (["pixels.tflite", "--image-size", "48"], "--image-size"),
+        ([saved, "--threads", "2"], "threads"),
+    ):
+        assert said in fails(monkeypatch, "bench", *wrong)
+
+
+def test_a_file_that_is_too_far_from_the_model_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, said in (
+        ([], "wanted cosine >= 1.0"),
+        (["--least-agreement", "0"], "or accept it with least_cosine=0.99"),
+    ):
+        line = ["export", "digits", "--to", tmp_path / "out.tflite", "--least-cosine", "1", *options]
+        message = fails(monkeypatch, *line)
+        assert said in message and "\n" not in message
+    assert "has no images" in fails(monkeypatch, *line[:4], "--images", tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_of_another_model_is_status_1(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from keras_vit import converters, zoo
-
+def test_a_file_of_another_model_or_size_is_an_error(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other: Any = zoo.load("digits")
     head = other.get_layer("head")
     head.kernel.assign(-np.asarray(head.kernel))
     converters.save(other, tmp_path / "other.npz", format="google")
     message = fails(monkeypatch, "verify", written, tmp_path / "other.npz", "--quantize", "dynamic")
     assert "differs from the model: wanted cosine >= 0.995 and difference_cosine >= 0.97." in message
-
-
-def test_a_size_that_does_not_fit_says_what_to_do(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = fails(monkeypatch, "verify", written, "digits", "--image-size", "48")
-    assert "takes images of" in message
-
-
-def test_the_report_is_the_functions_own(written: Path) -> None:
-    from keras_vit import zoo
-
-    assert set(json.loads(run("verify", written, "digits", "--json"))) == set(
-        export.verify(zoo.load("digits"), written).to_dict()
-    )
-
-
-def test_a_folder_is_a_saved_model_that_is_compared_on_ones_own_images(tmp_path: Path, pictures: Path) -> None:
-    options = ("--warmup", 2, "--dtype", "bfloat16", "--images", pictures, "--json")
-    report = json.loads(run("export", "digits", "--to", tmp_path / "digits" / "1", *options))
-    assert (report["path"], report["agreement"]) == (str(tmp_path / "digits" / "1"), 1.0)
-    assert (report["mode"], report["images"]) == ("bfloat16", 20)
-    assert (tmp_path / "digits" / "1" / "assets.extra" / "tf_serving_warmup_requests").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--to", "models/1", "--quantize", "none", "--input", "uint8"], "suffix) does not take --quantize, --input."),
-        (["--to", "x.tflite", "--top", "3"], "a .tflite file does not take --top."),
-    ],
-)
-def test_options_of_the_other_kind_are_refused(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert said in fails(monkeypatch, "export", "digits", *arguments)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["digits.onnx", "digits.keras"])
-def test_a_file_of_another_trade_is_not_written(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = fails(monkeypatch, "export", "digits", "--to", tmp_path / name)
-    assert "a .tflite file, or a folder for a SavedModel" in message
-    assert not list(tmp_path.iterdir())
+    assert "takes images of" in fails(monkeypatch, "verify", written, "digits", "--image-size", "48")

@@ -18,85 +18,112 @@ from keras_vit import cli, converters
 from keras_vit._util import files
 from keras_vit.cli import main, options, predict
 from keras_vit.visualize import report_page
+from keras_vit.zoo import catalogue
 from tiny_models import built
 
 CHECKPOINT = files.data_folder("zoo") / "weights" / "digits.npz"
-# Each command, and what its one line says. x.png is an image, own.npz a checkpoint, empty.png an empty file, and `run`
-# the folder of a training run that has not finished.
+# Each command, and a word of its one line: the file, the option or the field. x.png is an image, own.npz a checkpoint,
+# empty.png an empty file, pipe.png a pipe, and `run` the folder of a training run that has not finished.
 WRONG = {
-    "predict mispelt x.png": "No model has this name",
-    "predict digits nothing.png": "There is no image file or folder 'nothing.png'",
-    "predict digits empty.png": "'empty.png' is empty",
-    "predict digits no*.png": "'no*.png' has no images",
+    "predict mispelt x.png": "mispelt",
+    "predict ViT-B/61 x.png": "nearest",
+    "predict digits nothing.png": "nothing.png",
+    "predict digits empty.png": "empty.png",
+    "predict digits pipe.png": "pipe.png",
+    "predict digits no*.png": "no*.png",
     "predict digits x.png --top 0": "--top must be an integer >= 1. Received: 0",
-    "predict digits x.png --weights sma": "Received: weights='sma'",
-    "predict digits x.png --image-size big": "--image-size must be a number of pixels or HEIGHTxWIDTH. Received: 'big'",
-    "predict digits x.png --image-size 3": "smaller than one patch (4x4 pixels). Received: image_size=(3, 3)",
-    "predict digits x.png --image-size 0": "--image-size must be a number of pixels or HEIGHTxWIDTH. Received: '0'",
-    "predict runs/x/model.h5 x.png": "There is no file or folder",
-    "predict runs/x x.png": "There is no file or folder",
-    "predict run x.png": "run is a training run that has not finished: it has no model.keras yet",
-    "predict x.png x.png": "x.png: starts with the bytes 89 50 4e 47",
-    "predict empty.png x.png": "empty.png: is empty",
-    "predict own.npz x.png --weights sam": "weights are for a model's name. Received: weights='sam'",
-    "convert own.npz out.npz --to gogle": "format must be one of ['big_vision', ",
-    "convert own.npz out.npz --to google --from gogle": "format must be one of ['big_vision', ",
-    "convert own.npz nowhere/out.npz --to google": "There is no folder 'nowhere'",
+    "predict digits x.png --weights sma": "weights='sma'",
+    "predict digits x.png --weights nothing.npz": "nothing.npz",
+    "predict digits x.png --image-size big": "--image-size must be a number of pixels or HEIGHTxWIDTH",
+    "predict digits x.png --image-size 3": "image_size=(3, 3)",
+    "predict digits x.png --image-size 0": "--image-size",
+    "predict runs/x/model.h5 x.png": "runs/x/model.h5",
+    "predict runs/x x.png": "runs/x",
+    "predict run x.png": "has not finished",
+    "predict x.png x.png": "89 50 4e 47",
+    "predict empty.png x.png": "empty.png",
+    "predict own.npz x.png --weights sam": "weights='sam'",
+    "convert own.npz out.npz --to gogle": "'big_vision'",
+    "convert own.npz out.npz --to google --from gogle": "'big_vision'",
+    "convert own.npz nowhere/out.npz --to google": "nowhere",
     "convert own.npz out.npz --to google --config num_headz=4": "num_headz",
     "convert own.npz out.npz --to google --config num_heads": "--config must be FIELD=VALUE",
-    "convert own.npz out.npz --to google --config num_heads=5": "has 4 attention heads. Received: num_heads=5",
-    "convert own.npz out.npz --to google --num-classes -1": "--num-classes must be an integer >= 0",
+    "convert own.npz out.npz --to google --config num_heads=5": "num_heads=5",
+    "convert own.npz out.npz --to google --num-classes -1": "--num-classes",
     "convert digits out.npz --to google --config num_heads=4": "describe a file",
     "convert nothing.npz out.npz --to google": "nothing.npz",
     "resize own.npz out.npz 32x32x3": "HEIGHTxWIDTH",
-    "resize own.npz nowhere/out.npz 48": "There is no folder 'nowhere'",
+    "resize own.npz nowhere/out.npz 48": "nowhere",
     "train finetun --model digits --data digits": "the nearest is 'finetune'",
-    "train mine.toml --model digits --data digits": "There is no recipe file mine.toml",
+    "train augreg-lite1 --model digits --data digits": "augreg-light1",
+    "train mine.toml --model digits --data digits": "mine.toml",
     "train finetune --model digits --data digits --set learnin_rate=1": "the nearest is 'learning_rate'",
-    "train finetune --model digits --data digits --set learning_rate=fast": "learning_rate must be",
-    "train finetune --model digits --data digits --steps 0": "--steps must be an integer >= 1. Received: 0",
-    "train finetune --model mispelt --data digits": "No model has this name",
+    "train finetune --model digits --data digits --set learning_rate=fast": "learning_rate",
+    "train finetune --model digits --data digits --set steps": "--set must be FIELD=VALUE",
+    "train finetune --model digits --data digits --steps 0": "--steps",
+    "train finetune --model mispelt --data digits": "mispelt",
+    "train finetune --model missing.npz --data digits": "missing.npz",
     "train finetune --model run --data digits": "has not finished",
     "train finetune --model digits --data digits --image-size 3": "smaller than one patch",
-    "train finetune --model digits --data photos/train": "There is no folder of images or of prepared data",
-    "evaluate digits --data nowhere/at/all": "'nowhere/at/all'",
-    "evaluate digits --data digits --on-bad-image ignore": "--on-bad-image must be one of ['skip', 'fail']",
-    "evaluate digits --data digits --batch-size 0": "--batch-size must be an integer >= 1",
-    "evaluate mispelt --data digits": "No model has this name",
-    "plan mispelt --batch 8": "Received: 'mispelt'",
-    "plan own.npz --batch 0": "--batch must be an integer >= 1",
-    "export digits --to out.tflite --quantize int5": "quantize must be one of",
-    "export digits --to out.tflite --quantize int8": "--quantize int8 needs calibration images",
-    "export digits --to out.tflite --input int8": "--input must be one of",
-    "export digits --to out.tflite --source-size 32": "needs input_dtype='uint8' (--input uint8)",
-    "export digits --to out.tflite --labels imagenett": "labels must be one of ['digits'",
-    "export digits --to out.tflite --threads 0": "--threads must be an integer >= 1",
-    "export digits --to nowhere/out.tflite": "There is no folder for the .tflite file: nowhere",
+    "train finetune --model digits --data photos/train": "photos/train",
+    "evaluate digits --data nowhere/at/all": "nowhere/at/all",
+    "evaluate digits --data digits --on-bad-image ignore": "--on-bad-image",
+    "evaluate digits --data digits --batch-size 0": "--batch-size",
+    "evaluate mispelt --data digits": "mispelt",
+    "plan mispelt --batch 8": "mispelt",
+    "plan own.npz --batch 0": "--batch",
+    "export digits --to out.tflite --quantize int5": "quantize",
+    "export digits --to out.tflite --quantize int8": "calibration",
+    "export digits --to out.tflite --input int8": "--input",
+    "export digits --to out.tflite --source-size 32": "--input uint8",
+    "export digits --to out.tflite --source-size big": "--source-size",
+    "export digits --to out.tflite --labels imagenett": "labels",
+    "export digits --to out.tflite --threads 0": "--threads",
+    "export digits --to out.tflite --images nothing.png": "nothing.png",
+    "export digits --to out.tflite --top 3": "a .tflite file does not take --top",
+    "export digits --to 1 --quantize none --input uint8": "does not take --quantize, --input",
+    "export digits --to 1 --labels imagenett": "labels",
+    "export digits --to digits.onnx": "a .tflite file, or a folder",
+    "export digits --to digits.keras": "a .tflite file, or a folder",
+    "export digits --to nowhere/out.tflite": "nowhere",
     "export digits --to run": "run already exists",
-    "export digits --to 1 --labels imagenett": "labels must be one of ['digits'",
-    "export mispelt --to out.tflite": "No model has this name",
-    "verify nothing.tflite digits": "There is no exported file nothing.tflite",
-    "verify run digits --quantize int5": "quantize must be one of",
+    "export mispelt --to out.tflite": "mispelt",
+    "verify nothing.tflite digits": "nothing.tflite",
+    "verify run digits --quantize int5": "quantize",
+    "verify run digits nothing.png": "nothing.png",
     "visualize digits x.png --image-size 2x2": "smaller than one patch",
-    "predict digits pipe.png": "'pipe.png' is not a regular file",
-    "show nowhere/run": "There is no file or folder",
-    "bench nothing.tflite": "There is no exported file nothing.tflite",
-    "bench mispelt": "No model has this name",
+    "visualize mispelt nothing.png": "nothing.png",
+    "embed nothing.npz x.png --to out": "nothing.npz",
+    "show nowhere/run": "nowhere/run",
+    "show ViT-B/61": "nearest",
+    "bench nothing.tflite": "nothing.tflite",
+    "bench own.npz --batch -1": "--batch",
+    "bench digits --rounds 0": "--rounds",
+    "bench mispelt": "mispelt",
     "demo --out run": "The demo needs a folder of its own",
 }
+# Commands that succeed without TensorFlow; the last are those that bash asks for completions.
+RIGHT = ("--help", "list", "list --json", "complete keras-vit show ")
 PROGRAM = """
-import json, sys
+import contextlib, io, json, os, sys
+before = set(sys.modules)
+import keras_vit
+others = {name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names
 from keras_vit import cli
 rows = []
 for line in json.load(sys.stdin):
     sys.argv = ["keras-vit", *line.split()]
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code
-    rows.append([line, code, "tensorflow" in sys.modules])
-print(json.dumps(rows))
+    if line.startswith("complete "):
+        words = line.removeprefix("complete ")
+        os.environ |= {"_KERAS_VIT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = 0
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code
+    rows.append([line, code, printed.getvalue(), sorted({"tensorflow", "keras", "jax", "torch"} & set(sys.modules))])
+print(json.dumps([sorted(others), rows]))
 """
 
 
@@ -111,19 +138,65 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_no_wrong_command_starts_tensorflow(folder: Path) -> None:
+def test_no_wrong_command_starts_tensorflow_or_writes_a_file(folder: Path) -> None:
+    assert {line.split()[0] for line in WRONG} == cli.COMMANDS.keys() - {"list", "search"}
     before = sorted(folder.rglob("*"))
-    environment = {**os.environ, "PYTHONPATH": str(files.PACKAGE.parent)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input=json.dumps(list(WRONG)), capture_output=True, text=True, env=environment
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps([*WRONG, *RIGHT]),
+        capture_output=True,
+        text=True,
+        env={**kept, "KERAS_VIT_OFFLINE": "1", "PYTHONPATH": str(files.PACKAGE.parent)},
     )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    assert [line for line, code, _ in rows if not str(code).startswith("keras-vit: ") or "\n" in code] == []
-    assert [(line, code) for line, code, _ in rows if WRONG[line] not in code] == []
-    assert [line for line, _, has_tensorflow in rows if has_tensorflow] == []
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
+    others, rows = json.loads(done.stdout)
+    assert others == ["keras_vit", "lazy_loader"]  # importing the package imports only its loader
+    assert [(line, heavy) for line, _, _, heavy in rows if heavy] == []
+    wrong, right = rows[: len(WRONG)], rows[len(WRONG) :]
+    assert [row for row in wrong if not str(row[1]).startswith("keras-vit: ") or "\n" in row[1] or row[2]] == []
+    assert [(line, code) for line, code, *_ in wrong if WRONG[line] not in code] == []
+    assert [line for line, code, printed, _ in right if code or not printed] == []
+    assert right[-1][2].split() == catalogue.names()
     assert sorted(folder.rglob("*")) == before
+
+
+QUIET = (
+    "plan B/16 --batch 8 --json",
+    "predict digits x.png --json",
+    "export digits --to digits.tflite --json",
+    "verify digits.tflite digits --json",
+)
+
+
+MODULE = """
+import runpy, sys
+for line in sys.stdin:
+    sys.argv[1:] = line.split()
+    try:
+        runpy.run_module("keras_vit", run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+"""
+
+
+def test_json_is_all_there_is_on_standard_output_and_standard_error_is_quiet(folder: Path) -> None:
+    """Run commands in a new process: TensorFlow and LiteRT write to the descriptors when they first start."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", MODULE],
+        input="\n".join(QUIET),
+        capture_output=True,
+        text=True,
+        env={**kept, "KERAS_VIT_OFFLINE": "1", "PYTHONPATH": str(files.PACKAGE.parent)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    decoder, rest, values = json.JSONDecoder(), done.stdout.lstrip(), []
+    while rest:
+        value, end = decoder.raw_decode(rest)
+        values.append(value)
+        rest = rest[end:].lstrip()
+    assert [type(value) for value in values] == [dict, list, dict, dict]
 
 
 def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -169,10 +242,7 @@ def test_a_warning_is_one_line_without_a_place(
 def test_values_may_be_written_as_in_python() -> None:
     fields = options.parse_fields(["position_prefix=True", "labels=None", "num_heads=12", "classifier=gap"])
     assert fields == {"position_prefix": True, "labels": None, "num_heads": 12, "classifier": "gap"}
-
-
-def test_the_number_of_images_of_a_report_is_the_reports() -> None:
-    assert predict.MAX_IMAGES == report_page.MAX_IMAGES
+    assert predict.MAX_IMAGES == report_page.MAX_IMAGES  # told twice: the command does not import the report
 
 
 def test_names_cannot_control_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

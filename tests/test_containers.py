@@ -1,12 +1,13 @@
 """Files of NumPy, safetensors and h5py are read bit by bit, cut and damaged ones refused; writing is all or nothing."""
 
+import argparse
 import errno
-import json
 import os
-import weakref
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import ml_dtypes
@@ -15,7 +16,10 @@ import pytest
 import safetensors
 import safetensors.numpy
 
+from keras_vit import converters
 from keras_vit.converters.containers import CheckpointError, Header, open_container, write_npz, write_safetensors
+from model_weights import assert_same_bits, values
+from tiny_models import built
 
 BFLOAT16_CASE = Path(__file__).parent / "data" / "reference" / "bv_gap_bf16_scan" / "checkpoint.npz"
 
@@ -62,55 +66,23 @@ def read_by_numpy(path: Path) -> Tensors:
         return dict(file)
 
 
-def assert_same_bits(found: Tensors, expected: Tensors) -> None:
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
-        assert found[name].tobytes() == array.tobytes(), name
-
-
 @pytest.mark.parametrize("writer", WRITERS)
 def test_every_type_and_shape_is_read_bit_for_bit(writer: str, tmp_path: Path) -> None:
     path = tmp_path / "vit.npz"
     WRITERS[writer](path, TENSORS)
     assert_same_bits(read_all(path), TENSORS)
-
-
-@pytest.mark.parametrize(
-    ("writer", "reader"),
-    [("write_npz", read_by_numpy), ("write_safetensors", lambda path: safetensors.numpy.load_file(path))],
-)
-def test_what_we_write_is_read_by_the_formats_own_library(
-    writer: str, reader: Callable[[Path], Tensors], tmp_path: Path
-) -> None:
-    path = tmp_path / "vit.npz"
-    WRITERS[writer](path, TENSORS)
-    assert_same_bits(reader(path), TENSORS)
-
-
-def test_the_tensors_of_a_safetensors_file_are_aligned(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "vit", TENSORS | BRAIN, metadata={"format": "pt"})
-    data = (tmp_path / "vit").read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    assert header.pop("__metadata__") == {"format": "pt"}
-    for name, entry in header.items():
-        begin = 8 + length + entry["data_offsets"][0]
-        assert begin % (TENSORS | BRAIN)[name].itemsize == 0
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_headers_are_read_without_the_tensors(writer: str, tmp_path: Path) -> None:
-    path = tmp_path / "vit.npz"
-    WRITERS[writer](path, TENSORS)
-    with open_container(path) as container:
+    with open_container(path) as container:  # headers are read without the tensors
         assert container.path == path
-        assert container.headers == {
-            name: Header(name, array.shape, array.dtype.name) for name, array in TENSORS.items()
-        }
-        assert {name: header.bytes for name, header in container.headers.items()} == {
-            name: array.nbytes for name, array in TENSORS.items()
-        }
+        for name, array in TENSORS.items():
+            assert container.headers[name] == Header(name, array.shape, array.dtype.name)
+            assert container.headers[name].bytes == array.nbytes
+
+
+def test_what_we_write_is_read_by_the_formats_own_library(tmp_path: Path) -> None:
+    write_npz(tmp_path / "vit.npz", TENSORS)
+    assert_same_bits(read_by_numpy(tmp_path / "vit.npz"), TENSORS)
+    write_safetensors(tmp_path / "vit.safetensors", TENSORS, metadata={})
+    assert_same_bits(safetensors.numpy.load_file(tmp_path / "vit.safetensors"), TENSORS)
 
 
 @pytest.mark.parametrize("writer", ["safetensors", "h5py", *OURS])
@@ -123,39 +95,31 @@ def test_bfloat16_comes_back_as_the_float32_of_the_same_value(writer: str, tmp_p
     assert_same_bits(read_all(tmp_path / "vit"), expected)
 
 
-def test_bfloat16_is_written_as_numpy_and_big_vision_have_it(tmp_path: Path) -> None:
+def test_bfloat16_is_written_and_read_as_numpy_and_big_vision_have_it(tmp_path: Path) -> None:
     write_npz(tmp_path / "vit.npz", BRAIN)
     found = read_by_numpy(tmp_path / "vit.npz")["brain"]
     assert found.dtype.str == "|V2"
     assert found.tobytes() == BRAIN["brain"].tobytes()
-
-
-def test_a_bfloat16_checkpoint_of_big_vision_is_read(tmp_path: Path) -> None:
     expected = {
         name: array.view(ml_dtypes.bfloat16).astype(np.float32) if array.dtype.kind == "V" else array
         for name, array in read_by_numpy(BFLOAT16_CASE).items()
     }
-    with open_container(BFLOAT16_CASE) as container:
-        assert "bfloat16" in {header.dtype for header in container.headers.values()}
     assert_same_bits(read_all(BFLOAT16_CASE), expected)
 
 
-@pytest.mark.parametrize("layout", ["big-endian", "Fortran", "both", "strided"])
 @pytest.mark.parametrize("writer", ["numpy.savez", "numpy.savez_compressed", "h5py", *OURS])
-def test_any_layout_of_an_array_is_written_and_read_as_the_same_numbers(
-    writer: str, layout: str, tmp_path: Path
-) -> None:
+def test_any_layout_of_an_array_is_written_and_read_as_the_same_numbers(writer: str, tmp_path: Path) -> None:
     plain = np.arange(24, dtype="<f4").reshape(2, 3, 4)
-    stored = {
+    layouts = {
         "big-endian": plain.astype(">f4"),
         "Fortran": np.asfortranarray(plain),
         "both": np.asfortranarray(plain.astype(">f4")),
         "strided": np.repeat(plain, 2, axis=1)[:, ::2],
-    }[layout]
-    WRITERS[writer](tmp_path / "vit.npz", {"w": stored})
-    found = read_all(tmp_path / "vit.npz")["w"]
-    assert found.dtype == np.dtype("f4").newbyteorder("=")
-    np.testing.assert_array_equal(found, plain)
+    }
+    WRITERS[writer](tmp_path / "vit.npz", layouts)
+    for name, found in read_all(tmp_path / "vit.npz").items():
+        assert found.dtype == np.dtype("f4").newbyteorder("="), name
+        np.testing.assert_array_equal(found, plain, err_msg=name)
 
 
 def test_an_archive_written_to_a_stream_has_its_sizes_after_the_data_and_is_read(tmp_path: Path) -> None:
@@ -200,31 +164,13 @@ def test_metadata_of_safetensors_are_read_and_an_npz_has_none(tmp_path: Path) ->
         assert container.metadata == {"format": "pt", "größe": '"1"'}
 
 
-@pytest.mark.parametrize("writer", OURS)
-def test_the_same_tensors_make_the_same_bytes(writer: str, tmp_path: Path) -> None:
-    WRITERS[writer](tmp_path / "first", TENSORS)
-    os.utime(tmp_path / "first", (0, 0))
-    WRITERS[writer](tmp_path / "second", {name: array.copy() for name, array in TENSORS.items()})
-    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
-
-
-def test_an_npz_carries_no_date(tmp_path: Path) -> None:
+def test_the_same_tensors_make_the_same_bytes_at_any_time(tmp_path: Path) -> None:
+    for writer in OURS:
+        WRITERS[writer](tmp_path / "first", TENSORS)
+        WRITERS[writer](tmp_path / "second", {name: array.copy() for name, array in TENSORS.items()})
+        assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
     with zipfile.ZipFile(write_npz(tmp_path / "vit", TENSORS)) as file:
         assert {info.date_time for info in file.infolist()} == {(1980, 1, 1, 0, 0, 0)}
-
-
-def test_an_npz_is_written_with_one_tensor_in_memory(tmp_path: Path) -> None:
-    def pairs() -> Iterator[tuple[str, np.ndarray]]:
-        last: Callable[[], object] = lambda: None  # noqa: E731
-        for number in range(5):
-            assert last() is None
-            array = np.full(9, number)
-            last = weakref.ref(array)
-            yield f"w{number}", array
-            del array
-
-    write_npz(tmp_path / "vit", pairs())
-    assert [array[0] for array in read_all(tmp_path / "vit").values()] == [0, 1, 2, 3, 4]
 
 
 def failing(error: BaseException) -> Iterator[tuple[str, np.ndarray]]:
@@ -233,52 +179,151 @@ def failing(error: BaseException) -> Iterator[tuple[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("writer", OURS)
-@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt(), MemoryError()], ids=repr)
-def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(
-    writer: str, error: BaseException, tmp_path: Path
-) -> None:
-    (tmp_path / "vit").write_bytes(b"old")
-    with pytest.raises(type(error)):
-        WRITERS[writer](tmp_path / "vit", failing(error))  # type: ignore[arg-type]
-    assert [path.name for path in tmp_path.iterdir()] == ["vit"]
-    assert (tmp_path / "vit").read_bytes() == b"old"
-
-
-@pytest.mark.parametrize("writer", OURS)
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+def test_a_writer_that_fails_or_a_full_disk_leaves_the_old_file_and_nothing_else(
     writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "vit").write_bytes(b"old")
+    for error in (RuntimeError("no more"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            WRITERS[writer](tmp_path / "vit", failing(error))  # type: ignore[arg-type]
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"vit": b"old"}
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         WRITERS[writer](tmp_path / "vit", TENSORS)
-    assert [path.name for path in tmp_path.iterdir()] == ["vit"]
-    assert (tmp_path / "vit").read_bytes() == b"old"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"vit": b"old"}
 
 
-@pytest.mark.parametrize(
-    ("writer", "pairs", "reason"),
-    [
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+    for writer, pairs, reason in (
         ("write_npz", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w'"),
-        ("write_npz", [("w", np.array([None]))], "'w' is object. Types written: float64"),
+        ("write_npz", [("w", np.array([None]))], "'w' is object"),
         ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w'"),
-        ("write_safetensors", [("__metadata__", NUMBERS)], "and no tensor, under the name '__metadata__'"),
-        ("write_safetensors", [("w", np.array(["a"]))], "'w' is <U1. Types written: float64"),
-    ],
-)
-def test_what_could_not_be_read_back_is_not_written(
-    writer: str, pairs: list[tuple[str, np.ndarray]], reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        WRITERS[writer](tmp_path / "vit", pairs)  # type: ignore[arg-type]
+        ("write_safetensors", [("__metadata__", NUMBERS)], "under the name '__metadata__'"),
+        ("write_safetensors", [("w", np.array(["a"]))], "'w' is <U1"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            WRITERS[writer](tmp_path / "vit", pairs)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("writer", OURS)
-def test_a_written_file_has_the_permissions_of_any_new_file(writer: str, tmp_path: Path) -> None:
-    (tmp_path / "plain").touch()
-    WRITERS[writer](tmp_path / "vit", TENSORS)
-    assert (tmp_path / "vit").stat().st_mode == (tmp_path / "plain").stat().st_mode
+# ---- PyTorch's files: no code in them is run, and without PyTorch they are refused
+
+ERF: dict[str, Any] = {"activation": "gelu_erf"}
+FACTS = {"num_heads": 4, "position_prefix": True}
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+class Trap:
+    """Run code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(__file__).with_suffix(".sprung"),)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("outside", "inside"), [(None, ""), ("model", "module."), ("state_dict", "")])
+def test_weights_are_found_where_training_programs_keep_them(
+    tmp_path: Path, torch: Any, outside: str | None, inside: str
+) -> None:
+    path = converters.save(built(**ERF), tmp_path / "timm" / "model", format="timm")
+    with open_container(path) as file:
+        state = {inside + name: torch.from_numpy(file.read(name)) for name in file.headers}
+    whole = {outside: state, "epoch": 3, "args": argparse.Namespace(lr=0.1)} if outside else state
+    torch.save(whole, tmp_path / "model.pth")
+    assert converters.detect(tmp_path / "model.pth") == "timm"
+    assert_same_bits(values(converters.load(tmp_path / "model.pth", config=FACTS)), values(built(**ERF)))
+
+
+@pytest.mark.torch
+def test_a_folder_of_hugging_face_may_hold_a_pytorch_file(tmp_path: Path, torch: Any) -> None:
+    model = built(**ERF, norm_epsilon=1e-12)
+    path = converters.save(model, tmp_path / "model", format="huggingface")
+    with open_container(path) as file:
+        state = {name: torch.from_numpy(file.read(name)) for name in file.headers}
+    torch.save(state, path.with_name("pytorch_model.bin"))
+    path.unlink()
+    assert_same_bits(values(converters.load(path.parent)), values(model))
+
+
+@pytest.mark.torch
+def test_types_shapes_and_strides_come_through(tmp_path: Path, torch: Any) -> None:
+    wide = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    saved = {
+        "plain": wide,
+        "transposed": wide.T,
+        "part": wide[1:3, ::2],
+        "half": wide.half(),
+        "bfloat16": wide.bfloat16(),
+        "whole": wide.long(),
+        "scalar": torch.tensor(2.5),
+        "parameter": torch.nn.Parameter(wide),
+    }
+    torch.save(saved, tmp_path / "all.pth")
+    with open_container(tmp_path / "all.pth") as file:
+        assert {name: header.shape for name, header in file.headers.items()} == {
+            name: tuple(value.shape) for name, value in saved.items()
+        }
+        read = {name: file.read(name) for name in file.headers}
+    for name, value in saved.items():  # after it is closed
+        want = value.detach().float() if name == "bfloat16" else value.detach()
+        assert np.array_equal(read[name], want.numpy())
+        assert read[name].flags.writeable
+    assert file.headers["bfloat16"].dtype == "bfloat16"
+
+
+@pytest.mark.torch
+def test_a_file_that_would_run_code_is_refused_and_not_run(tmp_path: Path, torch: Any) -> None:
+    for content in (Trap(), {"model": {"w": torch.ones(2)}, "trap": Trap()}):
+        torch.save(content, tmp_path / "trap.pth")
+        with pytest.raises(CheckpointError, match="holds more than weights and is not run"):
+            open_container(tmp_path / "trap.pth")
+    assert not Path(__file__).with_suffix(".sprung").exists()
+
+
+@pytest.mark.torch
+def test_a_file_that_is_cut_compressed_old_or_without_tensors_is_refused(tmp_path: Path, torch: Any) -> None:
+    torch.save({"w": torch.ones(1000)}, tmp_path / "whole.pth")
+    for size in (0, 10, 100, 1000, -100, -1):
+        (tmp_path / "cut.pth").write_bytes((tmp_path / "whole.pth").read_bytes()[:size])
+        with pytest.raises(CheckpointError):
+            open_container(tmp_path / "cut.pth")
+    for value in (3, [1.0], {}, {"model": {}}, {1: 2}):
+        torch.save(value, tmp_path / "none.pth")
+        with pytest.raises(CheckpointError, match="without tensors"):
+            open_container(tmp_path / "none.pth")
+    with zipfile.ZipFile(tmp_path / "whole.pth") as whole, zipfile.ZipFile(tmp_path / "bomb.pth", "w") as bomb:
+        for info in whole.infolist():
+            bomb.writestr(info.filename, whole.read(info), zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="with a compressed member"):
+        open_container(tmp_path / "bomb.pth")
+    torch.save({"w": torch.ones(2)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match="PyTorch before 1.6, a pickle"):
+        open_container(tmp_path / "old.pth")
+
+
+@pytest.mark.torch
+def test_tensors_that_share_data_describe_at_most_twice_the_file(tmp_path: Path, torch: Any) -> None:
+    tied = torch.ones(10_000)
+    torch.save({"a": tied, "b": tied}, tmp_path / "tied.pth")
+    with open_container(tmp_path / "tied.pth") as file:
+        assert file.read("b").sum() == 10_000
+    for bomb in ({f"{i}": tied for i in range(900)}, {"w": torch.ones(1).expand(10**12)}):
+        torch.save(bomb, tmp_path / "bomb.pth")
+        with pytest.raises(CheckpointError, match="share their data and describe"):
+            open_container(tmp_path / "bomb.pth")
+
+
+def test_without_pytorch_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with zipfile.ZipFile(tmp_path / "model.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
+    message = r'is a PyTorch file.*\.safetensors.*pip install "keras-vit-zoo\[torch\]"'
+    with pytest.raises(CheckpointError, match=message):
+        open_container(tmp_path / "model.bin")

@@ -110,38 +110,37 @@ def test_an_image_of_any_size_gets_a_map_of_its_size(tmp_path: Path) -> None:
     np.testing.assert_allclose(depth, to_image(output, model.head, (60, 91)), atol=1e-4 * output.max())
 
 
-@pytest.mark.parametrize(
-    ("framing", "sides", "size"),
-    [  # 640x480 in the official code of Depth Anything V2 is 518x686; transformers resizes to the scale nearer to 1
-        ("least", (480, 640), (518, 686)),
-        ("least", (1000, 333), (1554, 518)),
-        ("keep", (480, 640), (518, 686)),
-        ("keep", (2000, 1000), (1036, 518)),
-        ("squash", (480, 640), (518, 518)),
-        ("none", (480, 640), (480, 640)),
-    ],
-)
-def test_images_are_framed_as_by_the_official_processors(framing: Any, sides: Any, size: Any) -> None:
-    multiple = 1 if framing == "none" else 14
-    head = dense.MapConfig(num_classes=2, blocks=(0,), framing=framing, multiple=multiple)
-    assert framed_size(sides, head, (518, 518)) == size
+def test_images_are_framed_as_by_the_official_processors() -> None:
+    # 640x480 in the official code of Depth Anything V2 is 518x686; transformers resizes to the scale nearer to 1.
+    expected: dict[tuple[Any, tuple[int, int]], tuple[int, int]] = {
+        ("least", (480, 640)): (518, 686),
+        ("least", (1000, 333)): (1554, 518),
+        ("keep", (480, 640)): (518, 686),
+        ("keep", (2000, 1000)): (1036, 518),
+        ("squash", (480, 640)): (518, 518),
+        ("none", (480, 640)): (480, 640),
+    }
+    received = {}
+    for framing, sides in expected:
+        multiple = 1 if framing == "none" else 14
+        head = dense.MapConfig(num_classes=2, blocks=(0,), framing=framing, multiple=multiple)
+        received[framing, sides] = framed_size(sides, head, (518, 518))
+    assert received == expected
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layer_type": "preactivation"}, "layer_type 'bottleneck'.*'preactivation'"),
-        ({"embedding_dynamic_padding": False}, "embedding_dynamic_padding True.*False"),
-        ({"num_groups": 0}, "groups must be an integer >= 1. Received: 0"),
-    ],
-)
-def test_a_hybrid_with_another_resnet_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_hybrid_with_another_resnet_is_refused(tmp_path: Path) -> None:
     shutil.copytree(dense_cases.FOLDER / "hf_dpt_hybrid", tmp_path, dirs_exist_ok=True)
-    values = json.loads((tmp_path / "config.json").read_text())
-    values["backbone_config"] |= change
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(errors.CheckpointError, match=message):
-        dense.load(tmp_path)
+    original = (tmp_path / "config.json").read_text()
+    for name, value, said in (
+        ("layer_type", "preactivation", "layer_type 'bottleneck'"),
+        ("embedding_dynamic_padding", False, "embedding_dynamic_padding True"),
+        ("num_groups", 0, "groups"),
+    ):
+        values = json.loads(original)
+        values["backbone_config"][name] = value
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        with pytest.raises(errors.CheckpointError, match=said):
+            dense.load(tmp_path)
 
 
 def test_only_the_name_of_a_stored_policy_is_used(tmp_path: Path) -> None:
@@ -173,23 +172,22 @@ def test_a_classifier_becomes_a_segmenter_without_losing_its_own_head() -> None:
     assert model.task.class_names() == ["sky", "sea", "land"]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda model: dense.segmenter(model, 3, head="unet"), "head must be one of"),
-        (lambda model: dense.segmenter(model, 0), "num_classes >= 1"),
-        (lambda model: dense.depth(model, head="linear"), "max_depth"),
-        (lambda model: dense.depth(model, head="linear", max_depth=-1), "max_depth"),
-        (lambda model: dense.segmenter("ViT-B/16", 3), "backbone must be a VisionTransformer"),
-        (lambda model: dense.segmenter(model, 3, labels=["one"]), "labels must name"),
-        (lambda model: dense.segmenter(model, 3).predict_maps([]), "at least one image"),
-        (lambda model: model.feature_maps(np.zeros((1, 16, 16, 3)), blocks=[99]), "blocks must be"),
-        (lambda model: model.feature_maps(np.zeros((1, 16, 16, 3)), blocks=-1), "blocks must be"),
-    ],
-)
-def test_wrong_arguments_are_named(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(VisionTransformer(tiny()))
+def test_wrong_arguments_are_named() -> None:
+    model, images = VisionTransformer(tiny()), np.zeros((1, 16, 16, 3))
+    calls: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = [
+        ("head must be one of", dense.segmenter, (model, 3), {"head": "unet"}),
+        ("num_classes >= 1", dense.segmenter, (model, 0), {}),
+        ("max_depth", dense.depth, (model,), {"head": "linear"}),
+        ("max_depth", dense.depth, (model,), {"head": "linear", "max_depth": -1}),
+        ("backbone", dense.segmenter, ("ViT-B/16", 3), {}),
+        ("labels must name", dense.segmenter, (model, 3), {"labels": ["one"]}),
+        ("at least one image", dense.segmenter(model, 3).predict_maps, ([],), {}),
+        ("blocks must be", model.feature_maps, (images,), {"blocks": [99]}),
+        ("blocks must be", model.feature_maps, (images,), {"blocks": -1}),
+    ]
+    for message, function, arguments, options in calls:
+        with pytest.raises(ValueError, match=message):
+            function(*arguments, **options)
 
 
 def test_published_files_with_terms_are_downloaded_only_if_one_accepts_them() -> None:
@@ -202,21 +200,18 @@ def test_published_files_with_terms_are_downloaded_only_if_one_accepts_them() ->
         dense.load("Depth-Anything-V2-Small")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("model.backbone.pretrained.cls_token", "Depth Anything 3"),
-        ("decode_head.query_embed.weight", "Mask2Former"),
-        ("reassemble_blocks.projects.0.conv.weight", "DINOv3 7B"),
-        ("encoder.weight", "is no DPT"),
-    ],
-)
-def test_models_that_are_not_read_are_named(name: str, message: str, tmp_path: Path) -> None:
+def test_models_that_are_not_read_are_named(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
-    save_file({name: np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(errors.CheckpointError, match=message):
-        dense.load(tmp_path)
+    for name, message in {
+        "model.backbone.pretrained.cls_token": "Depth Anything 3",
+        "decode_head.query_embed.weight": "Mask2Former",
+        "reassemble_blocks.projects.0.conv.weight": "DINOv3 7B",
+        "encoder.weight": "is no DPT",
+    }.items():
+        save_file({name: np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
+        with pytest.raises(errors.CheckpointError, match=message):
+            dense.load(tmp_path)
 
 
 def test_a_head_alone_needs_a_backbone_and_a_whole_file_refuses_one() -> None:

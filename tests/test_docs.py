@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
-import importlib.util
+import json
 import re
+import runpy
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,14 @@ import typer
 import doc_blocks
 import folder_picture
 import recipe_table
+from html_document import Document
 from keras_vit import cli, train
 from keras_vit.cli import options
 from keras_vit.train.prepare import adapt_model
 from keras_vit.train.step import TrainState, make_train_step
 from marks import full_except
 from package_source import PACKAGE
-from test_structure import FLOORS, floor
+from test_structure import FLOORS
 from tiny_models import built
 
 ROOT = doc_blocks.ROOT
@@ -33,59 +36,65 @@ TRAINING = "".join([PAGES["fine-tune"], PAGES["pre-train-and-self-supervise"], M
 TPU = ROOT / "examples" / "tpu"
 WITH_COMMANDS = [*doc_blocks.PAGES, ROOT / "README.md", TPU / "README.md"]
 WITH_LINKS = [*WITH_COMMANDS, *(ROOT / name / "README.md" for name in ("zoo", "converters", "benchmarks"))]
-PYTHON = [page for page in doc_blocks.PAGES if doc_blocks.script(PAGES[page.stem]).strip()]
+PYTHON = [name for name in sorted(PAGES) if doc_blocks.script(PAGES[name]).strip()]
+QUICK = ["add-a-model-or-format", "inspect", "many-gpus-and-tpu-pods", "migrate", "text-encoders"]
 
 
-QUICK = [page for page in PYTHON if page.stem == "change-resolution"]
-OTHERS = [page for page in PYTHON if page not in QUICK]
+@pytest.mark.parametrize("page", full_except(QUICK, PYTHON))
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doc_blocks.run(PAGES[page], tmp_path, monkeypatch)
 
 
-# The pages run in one process: importing TensorFlow is slow.
-@pytest.mark.parametrize("pages", [QUICK, pytest.param(OTHERS, marks=pytest.mark.full)], ids=["one", "all others"])
-def test_the_python_of_a_page_runs_from_top_to_bottom(pages: list[Path], tmp_path: Path) -> None:
-    assert doc_blocks.run_pages(pages, tmp_path) == {page.stem: "" for page in pages}
+def test_blocks_that_need_something_are_python_too() -> None:
+    for page, text in PAGES.items():
+        for code in doc_blocks.blocks(text, "python"):
+            compile(code, page, "exec")
 
 
-def test_what_fails_on_a_page_is_told_and_stops_no_other(tmp_path: Path) -> None:
-    for name, code in (("first", "x = 1\nraise ValueError(x)"), ("second", "assert 'x' not in globals()")):
-        (tmp_path / f"{name}.md").write_text(f"# {name}\n\n```python\n{code}\n```\n", encoding="utf-8")
-    (tmp_path / "out").mkdir()
-    told = doc_blocks.run_pages([tmp_path / "first.md", tmp_path / "second.md"], tmp_path / "out")
-    assert 'page.py", line 5' in told["first"]  # the line of the page
-    assert told["second"] == ""
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_blocks_that_need_something_are_python_too(page: str) -> None:
-    for code in doc_blocks.blocks(PAGES[page], "python"):
-        compile(code, page, "exec")
-
-
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_a_page_are_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # the folder with zoo/recipes/finetune.toml
     known: Any = typer.main.get_command(cli.app)
-    for name, *rest in doc_blocks.commands(page.read_text(encoding="utf-8")):
-        if name.startswith("-"):
-            known.make_context("keras-vit", [name, *rest], resilient_parsing=True)
-            continue
-        assert name in known.commands, name
-        context = known.commands[name].make_context(name, rest)  # only parses the arguments
-        if name == "train":
-            recipe = context.params["recipe"] or "finetune"  # with --continue-from there is none
-            train.recipe(recipe, **options.parse_fields(context.params["changes"], "--set"))
-
-
-def test_the_guides_show_the_commands() -> None:
-    shown = {name for page in PAGES.values() for name, *_ in doc_blocks.commands(page)}
-    known: Any = typer.main.get_command(cli.app)
+    shown = set()
+    for page in WITH_COMMANDS:
+        for name, *rest in doc_blocks.commands(page.read_text(encoding="utf-8")):
+            if name.startswith("-"):
+                known.make_context("keras-vit", [name, *rest], resilient_parsing=True)
+                continue
+            assert name in known.commands, (page, name)
+            context = known.commands[name].make_context(name, rest)  # only parses the arguments
+            if name == "train":
+                recipe = context.params["recipe"] or "finetune"  # with --continue-from there is none
+                train.recipe(recipe, **options.parse_fields(context.params["changes"], "--set"))
+            shown.add(name)
     assert known.commands.keys() - {"demo"} <= shown
-
-
-def test_the_settings_of_the_page_are_fields_of_recipes() -> None:
     settings = re.findall(r"--set '?([a-z]\w*)=", TRAINING) + re.findall(r"^\| `(\w+)=\S+` \|", TRAINING, re.MULTILINE)
-    assert len(settings) > 10
-    assert set(settings) <= train.recipe("finetune").to_dict().keys()
+    assert len(settings) > 10 and set(settings) <= train.recipe("finetune").to_dict().keys()
+
+
+def last_value(source: str, names: dict[str, Any]) -> Any:
+    """Run a cell and return the value of its last expression, which Jupyter shows; None without one."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "cell", "exec"), names)
+    return None if last is None else eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+
+
+@pytest.mark.full
+def test_the_cells_of_the_notebook_run_and_their_results_show_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
+    cells = json.loads((ROOT / "examples" / "first_hour.ipynb").read_text(encoding="utf-8"))["cells"]
+    assert all(cell.get("outputs", []) == [] and cell.get("execution_count") is None for cell in cells)
+    names: dict[str, Any] = {}
+    shown = [last_value("".join(cell["source"]), names) for cell in cells if cell["cell_type"] == "code"]
+    pages = [Document(value._repr_html_()) for value in shown if hasattr(value, "_repr_html_")]
+    assert len(pages) == 5  # model, result, examination, evaluation, file
+    assert names["probe"].metrics["accuracy"] > 0.9
+    assert all((tmp_path / file).exists() for file in ("report.html", "mistakes/examination.html", "even.tflite"))
 
 
 def test_the_table_of_recipes_is_the_recipes() -> None:
@@ -100,46 +109,32 @@ def test_the_plan_on_the_page_is_what_plan_says() -> None:
     assert f"--remat\n{planned}\n```" in MANY_GPUS
 
 
-def prose(page: Path) -> str:
-    """Return a page without its code."""
-    return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+def without_code(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub names them."""
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    headings = re.findall(r"^#+ +(.*)$", without_code(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", WITH_LINKS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", prose(page)):
-        place = (page.parent / target) if target else page
-        assert place.exists(), target
-        assert not anchor or anchor in anchors(place), (target, anchor)
-
-
-def test_every_guide_is_in_the_index() -> None:
+def test_links_lead_somewhere_and_every_guide_is_in_the_index() -> None:
+    for page in WITH_LINKS:
+        prose = re.sub(r"`[^`\n]*`", "", without_code(page))
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", prose):
+            place = (page.parent / target) if target else page
+            assert place.exists(), (page, target)
+            assert not anchor or anchor in anchors(place), (page, target, anchor)
     linked = re.findall(r"\]\(([\w-]+)\.md\)", PAGES["README"])
     assert sorted(linked) == sorted(PAGES.keys() - {"README"})
 
 
 def test_the_picture_of_the_folders_is_the_package() -> None:
     at_the_top = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    boxes = folder_picture.boxes()
-    assert boxes.keys() == at_the_top == set().union(*FLOORS)
+    assert folder_picture.boxes().keys() == at_the_top == set().union(*FLOORS)
     assert folder_picture.PICTURE.read_text(encoding="utf-8") == folder_picture.rendered(), (
         "run python tests/folder_picture.py"
-    )
-
-
-def test_the_arrows_of_the_picture_are_the_imports_and_go_down() -> None:
-    boxes, arrows = folder_picture.boxes(), folder_picture.arrows()
-    assert all(boxes[importer].y < boxes[imported].y for importer, imported in arrows)
-    assert all(floor(importer) > floor(imported) for importer, imported in arrows)
-    assert all(
-        imported in folder_picture.reachable(importer, arrows) for importer, imported in folder_picture.imports()
     )
 
 
@@ -149,42 +144,25 @@ def test_the_places_that_how_it_works_names_exist() -> None:
     assert not {place for place in places if not (PACKAGE / place).exists() and not (ROOT / place).exists()}
 
 
-def requirements(text: str) -> set[str]:
-    """Return the names in a list of requirements."""
-    return {re.split(r"[ <>=\[]", line.strip())[0] for line in text.splitlines() if line.strip()}
-
-
 def test_the_tpu_environment_has_all_that_the_package_needs_but_tensorflow() -> None:
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    needed = requirements(setup["options"]["install_requires"] + setup["options.extras_require"]["train"])
+    declared = setup["options"]["install_requires"] + setup["options.extras_require"]["train"]
+    needed = {re.split(r"[ <>=\[]", line)[0] for line in declared.split("\n") if line}
     readme = (TPU / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     (line,) = re.findall(r"pip install -c constraints.txt .* tensorflow-tpu +(.*)", readme)
     assert set(line.split()) == needed - {"tensorflow"}
-
-
-def test_the_tpu_constraints_agree_with_the_packages_own() -> None:
-    pins = [dict(re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), re.MULTILINE)) for file in _constraints()]
+    files = (ROOT / "constraints.txt", TPU / "constraints.txt")
+    pins = [dict(re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), re.MULTILINE)) for file in files]
     assert {name: pins[0][name] for name in pins[0].keys() & pins[1].keys()} == {"keras": pins[1]["keras"]}
 
 
-def _constraints() -> tuple[Path, Path]:
-    return ROOT / "constraints.txt", TPU / "constraints.txt"
-
-
-@pytest.fixture
-def lower_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", ["pretrain-i1k", "finetune"])
+def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY"):
         monkeypatch.setenv(name, "1")  # restore the variables that the script sets
-    spec = importlib.util.spec_from_file_location("lower_step", TPU / "lower_step.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize("recipe", full_except(["finetune"], ["pretrain-i1k", "finetune"]))
-def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, lower_step: ModuleType) -> None:
+    lower_step = SimpleNamespace(**runpy.run_path(str(TPU / "lower_step.py")))
     fields = {"batch_size": 8, "accumulation": 2, "image_size": 16, "warmup_steps": 500, "xla": False}
     config = {"dropout_rate": 0.1}
     chosen = train.recipe(recipe, steps=10_000, config=config, **fields)  # the script's number of steps

@@ -13,12 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from file_server import FileServer, Served
 from keras_vit._util import downloads
@@ -57,7 +55,6 @@ def kept(folder: Path) -> list[str]:
     [
         ([], "", [None]),
         (["503", "429"], "", [None] * 3),
-        (["cut"], "sha256", [None, "bytes=R-"]),
         (["cut"], "md5", [None, "bytes=R-"]),
         (["cut"] * 4, "sha256", [None] + ["bytes=R-"] * 4),
         (["cut"], "", [None, "bytes=R-", None]),  # what was joined could not be checked
@@ -110,11 +107,8 @@ def test_nothing_bad_is_returned(
     assert "KERAS_VIT_CACHE" not in str(caught.value)  # the advice for full disks
     assert kept(cache) == []
     assert len(server.requests) == (1 if not message.startswith("5 attempts") else 5 if "503" in message else 9)
-
-
-def test_a_hash_replaces_the_length(server: FileServer) -> None:
-    server.files["/x.dat"] = Served(GOOD, has_length=False)
-    assert fetch(f"{server.url}/x.dat#sha256={sha256(GOOD).upper()}").read_bytes() == GOOD
+    if not served.has_length:  # a hash replaces the length
+        assert fetch(f"{server.url}/x.npz#sha256={sha256(GOOD).upper()}").read_bytes() == GOOD
 
 
 def test_a_transfer_never_joins_two_versions(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,22 +137,15 @@ def test_a_download_that_was_killed_is_continued(server: FileServer, cache: Path
     assert re.fullmatch(r"bytes=[1-9]\d*-", server.requests[1][1] or "")
 
 
-def test_four_processes_at_once_download_once(server: FileServer) -> None:
+def test_four_callers_at_once_download_once(server: FileServer) -> None:
     server.files["/x.npz"] = Served(GOOD)
-    code = f"from keras_vit._util.downloads import fetch; print(fetch({server.url + '/x.npz'!r}).stat().st_size)"
-    children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [child.communicate(timeout=60)[0] for child in children] == [f"{len(GOOD)}\n"] * 4
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(fetch, [f"{server.url}/x.npz"] * 4))
+    assert [path.read_bytes() for path in paths] == [GOOD] * 4
     assert len(server.requests) == 1
 
 
-def test_without_a_connection_there_is_one_attempt_and_one_short_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with pytest.raises(DownloadError, match="There is no connection to 127.0.0.1"):
-        fetch(f"http://127.0.0.1:{port}/x.npz")
-
+def test_without_a_connection_there_is_one_attempt_and_one_short_message(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(*_: object) -> None:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
@@ -166,10 +153,8 @@ def test_without_a_connection_there_is_one_attempt_and_one_short_message(
     monkeypatch.setattr(downloads, "BACKOFF", 1000.0)  # a second attempt would wait
     with pytest.raises(DownloadError) as caught:
         fetch("gs://vit_models/sam/ViT-B_16.npz")
-    assert len(str(caught.value)) < 250
-    assert all(
-        word in str(caught.value) for word in ("storage.googleapis.com", "'digits'", "path", "KERAS_VIT_OFFLINE")
-    )
+    words = ("storage.googleapis.com", "'digits'", "path", "KERAS_VIT_OFFLINE")
+    assert all(word in str(caught.value) for word in words)
 
 
 def test_a_full_disk_leaves_nothing_behind(server: FileServer, cache: Path) -> None:
@@ -185,57 +170,31 @@ def test_a_full_disk_leaves_nothing_behind(server: FileServer, cache: Path) -> N
     assert fetch(f"{server.url}/x.npz").read_bytes() == GOOD
 
 
-def test_progress_is_shown_on_a_terminal_only(
-    server: FileServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = f"B_16-{'i21k-300ep-' * 9}.npz"
-    server.files |= {"/x.npz": Served(GOOD), f"/{name}": Served(GOOD)}
-    fetch(f"{server.url}/x.npz")
-    assert capsys.readouterr().err == ""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    fetch(f"{server.url}/{name}")
-    shown = capsys.readouterr().err
-    assert "B_16-i21k-300ep" in shown
-    assert "100.0/100.0 kB" in shown
-
-
 # ---- the cache
 
 
-def truncate(path: Path) -> None:
+def test_a_damaged_cache_entry_is_downloaded_again(server: FileServer) -> None:
+    server.files["/x.npz"] = Served(GOOD)
+    path = fetch(f"{server.url}/x.npz")
     os.truncate(path, 100)
-
-
-def overwrite_and_spoil_the_pin(path: Path) -> None:
+    assert fetch(f"{server.url}/x.npz").read_bytes() == GOOD
     path.write_bytes(bytes(path.stat().st_size))
     path.with_name("x.npz.sha256").write_text("no pin\n")
-
-
-@pytest.mark.parametrize("damage", [truncate, overwrite_and_spoil_the_pin, Path.unlink])
-def test_a_damaged_cache_entry_is_downloaded_again(server: FileServer, damage: Callable[[Path], None]) -> None:
-    server.files["/x.npz"] = Served(GOOD)
-    damage(fetch(f"{server.url}/x.npz"))
     assert fetch(f"{server.url}/x.npz").read_bytes() == GOOD
-    assert len(server.requests) == 2
+    path.unlink()
+    assert fetch(f"{server.url}/x.npz").read_bytes() == GOOD
+    assert len(server.requests) == 4
 
 
-def test_a_pinned_file_is_not_read_again_unless_it_was_touched(
+def test_a_pinned_file_is_not_read_again_unless_another_version_is_wanted(
     server: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.files["/x.npz"] = Served(GOOD)
     path = fetch(f"{server.url}/x.npz")
-    os.utime(path, ns=(1, 1))
-    assert fetch(f"{server.url}/x.npz") == path
-    assert path.with_name("x.npz.sha256").read_text() == f"{sha256(GOOD)} {len(GOOD)} 1\n"
-    monkeypatch.setattr(hashlib, "file_digest", None)
-    assert fetch(f"{server.url}/x.npz", sha256=sha256(GOOD)) == path
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", None)
+        assert fetch(f"{server.url}/x.npz", sha256=sha256(GOOD)) == path
     assert len(server.requests) == 1
-
-
-def test_a_new_version_replaces_the_one_that_was_pinned(server: FileServer) -> None:
-    server.files["/x.npz"] = Served(GOOD)
-    fetch(f"{server.url}/x.npz", sha256=sha256(GOOD))
     server.files["/x.npz"] = Served(b"new")
     assert fetch(f"{server.url}/x.npz", sha256=sha256(b"new")).read_bytes() == b"new"
 
@@ -248,9 +207,8 @@ def test_equal_names_from_different_places_stay_apart(server: FileServer) -> Non
     assert fetched[0].parts[-4:] == ("http", f"127.0.0.1+{server.server_address[1]}", "a", "x.npz")
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_paths_that_lead_elsewhere_are_refused(cache: Path) -> None:
+    for url in (
         "https://host/../../evil.npz",
         "https://host/%2e%2e/%2E%2E/evil.npz",
         "https://host//etc/passwd",
@@ -260,42 +218,24 @@ def test_equal_names_from_different_places_stay_apart(server: FileServer) -> Non
         "hf://org/../../x.npz",
         "hf://org/repo",
         "s3://bucket/x.npz",
-    ],
-)
-def test_paths_that_lead_elsewhere_are_refused(url: str, cache: Path) -> None:
-    with pytest.raises(ValueError, match=re.escape(url.removeprefix("gs://bucket/"))):
-        fetch(url)
+    ):
+        with pytest.raises(ValueError, match=re.escape(url.removeprefix("gs://bucket/"))):
+            fetch(url)
     assert not cache.exists()
 
 
-@given(
-    st.sampled_from(["https://host/", "gs://bucket/", "hf://org/repo/", "https://"]),
-    st.text(alphabet="./\\%2eEfF5Cc@:?#a\0~", max_size=20),
-)
-def test_no_url_leads_out_of_the_cache(start: str, rest: str) -> None:
-    try:
-        place = downloads._locate(start + rest).cached
-    except ValueError:
-        return
-    assert Path(os.path.normpath(place)).is_relative_to(cache_folder())
-    assert "\0" not in str(place)
-
-
-@pytest.mark.parametrize(
-    ("environment", "folder"),
-    [
-        ({"KERAS_VIT_CACHE": "/a/b"}, "/a/b"),
-        ({"KERAS_HOME": "/k"}, "/k/keras_vit"),
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for environment, folder in (
         ({"HOME": "/home/me"}, "/home/me/.keras/keras_vit"),
+        ({"KERAS_HOME": "/k"}, "/k/keras_vit"),
         ({"HOME": "/home/me", "KERAS_VIT_CACHE": "~/x"}, "/home/me/x"),
-    ],
-)
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], folder: str) -> None:
-    for name in ("KERAS_VIT_CACHE", "KERAS_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert cache_folder() == Path(folder)
+    ):
+        with monkeypatch.context() as patch:
+            for name in ("KERAS_VIT_CACHE", "KERAS_HOME"):
+                patch.delenv(name, raising=False)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            assert cache_folder() == Path(folder)
 
 
 # ---- the hub, local files, offline, mirrors
@@ -328,26 +268,27 @@ def test_a_file_of_the_hub_is_downloaded_once(hub: FileServer, monkeypatch: pyte
         fetch("hf://org/repo/x.npz")
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "message"),
-    [
+def test_the_hub_says_why_a_file_is_not_available(hub: FileServer) -> None:
+    for code, status, message in (
         ("GatedRepo", "403", "accept its terms at https://huggingface.co/org/repo and log in with `hf auth login`"),
         ("RepoNotFound", "404", "hf auth login"),
         ("EntryNotFound", "404", "Entry Not Found"),
-    ],
-)
-def test_the_hub_says_why_a_file_is_not_available(hub: FileServer, code: str, status: str, message: str) -> None:
-    hub.files["/org/repo/resolve/main/x.npz"] = Served(b"", [status], {"X-Error-Code": code})
-    with pytest.raises(FileUnavailableError, match=f"(?s)hf://org/repo/x.npz: .*{message}"):
-        fetch("hf://org/repo/x.npz")
+    ):
+        hub.files["/org/repo/resolve/main/x.npz"] = Served(b"", [status], {"X-Error-Code": code})
+        with pytest.raises(FileUnavailableError, match=f"(?s)hf://org/repo/x.npz: .*{message}"):
+            fetch("hf://org/repo/x.npz")
 
 
 def test_local_files_are_returned_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "x#y z.bin"
     path.write_bytes(b"123456789")
-    assert fetch(str(path)) == path
-    assert fetch(path.as_uri()) == path
-    assert fetch(f"{path.as_uri()}#sha256={sha256(b'123456789')}") == path
+    for source in (str(path), path.as_uri(), f"{path.as_uri()}#sha256={sha256(b'123456789')}"):
+        assert fetch(source) == path
+    for wrong in (f"{path.as_uri()}#sha256=12", f"{path.as_uri()}#sha265={OTHER}"):
+        with pytest.raises(ValueError, match="64 hexadecimal digits"):
+            fetch(wrong)
+    with pytest.raises(ValueError, match="contradict"):
+        fetch(f"{path.as_uri()}#sha256={OTHER}", sha256="b" * 64)
     assert fetch(str(tmp_path)) == tmp_path
     with pytest.raises(DownloadError, match=f"expected {OTHER}"):
         fetch(str(path), sha256=OTHER)
@@ -355,27 +296,17 @@ def test_local_files_are_returned_as_they_are(tmp_path: Path) -> None:
         fetch(str(tmp_path / "absent"))
 
 
-@pytest.mark.parametrize(
-    ("source", "given"),
-    [
-        ("https://host/x.npz", "abc"),
-        ("https://host/x.npz#sha256=12", None),
-        (f"https://host/x.npz#sha265={OTHER}", None),
-        (f"https://host/x.npz#sha256={OTHER}", "b" * 64),
-    ],
-)
-def test_a_malformed_hash_is_refused(source: str, given: str | None) -> None:
-    with pytest.raises(ValueError, match="64 hexadecimal digits|contradict"):
-        fetch(source, sha256=given)
-
-
-@pytest.mark.parametrize(
-    ("value", "offline"), [("", False), (" 0", False), ("No", False), ("OFF ", False), (" 1", True), ("TRUE", True)]
-)
 @pytest.mark.parametrize("switch", ["KERAS_VIT_OFFLINE", "HF_HUB_OFFLINE"])
-def test_anything_but_a_no_is_offline(monkeypatch: pytest.MonkeyPatch, switch: str, value: str, offline: bool) -> None:
-    monkeypatch.setenv(switch, value)
-    assert downloads._offline() is offline
+def test_anything_but_a_no_is_offline(server: FileServer, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    values = {"": False, " 0": False, "No": False, "OFF ": False, " 1": True, "TRUE": True}
+    for number, (value, offline) in enumerate(values.items()):
+        server.files[f"/{number}.dat"] = Served(GOOD)
+        monkeypatch.setenv(switch, value)
+        if offline:
+            with pytest.raises(DownloadError, match="network"):
+                fetch(f"{server.url}/{number}.dat")
+        else:
+            assert fetch(f"{server.url}/{number}.dat").read_bytes() == GOOD
 
 
 def test_offline_the_cache_answers_or_the_error_says_what_to_put_where(
@@ -395,46 +326,34 @@ def test_offline_the_cache_answers_or_the_error_says_what_to_put_where(
         fetch(OBJECT)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("offline", ["0", "1"])
-def test_a_mirror_folder_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, offline: str) -> None:
-    copy = tmp_path / "mirror" / layout
-    copy.parent.mkdir(parents=True)
-    copy.write_bytes(GOOD)
-    monkeypatch.setenv("KERAS_VIT_OFFLINE", offline)
-    monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path / "mirror"))
-    assert fetch(OBJECT, sha256=sha256(GOOD)) == copy
-    assert fetch(OBJECT.replace("gs://", "https://storage.googleapis.com/")) == copy
-    with pytest.raises(DownloadError, match="not the expected file"):
-        fetch(OBJECT, sha256=OTHER)
-    monkeypatch.setenv("KERAS_VIT_MIRROR", (tmp_path / "mirror").as_uri())
-    assert fetch(OBJECT) == copy
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_mirror_url_answers(server: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
-    server.files[f"/m/{layout}"] = Served(GOOD, ["503"])
-    monkeypatch.setenv("KERAS_VIT_MIRROR", f"{server.url}/m/")
-    assert fetch(OBJECT) == cache / "https/storage.googleapis.com/vit_models/augreg/X.npz"
-    asked = [f"/m/{it}" for it in LAYOUTS[: LAYOUTS.index(layout) + 1]]
-    assert [path for path, _ in server.requests] == [*asked, asked[-1]]
-
-
-def test_a_mirror_without_the_file_says_what_was_tried(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for mirror in (server.url, str(tmp_path)):
-        monkeypatch.setenv("KERAS_VIT_MIRROR", mirror)
-        with pytest.raises(DownloadError) as caught:
-            fetch(OBJECT)
-        assert all(f"{mirror}/{layout}" in str(caught.value) for layout in LAYOUTS)
-
-
-def test_a_mirror_has_hub_files_by_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path))
+def test_a_mirror_folder_answers_in_any_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (layout, offline) in enumerate(zip(LAYOUTS, "010", strict=True)):
+        copy = tmp_path / str(number) / layout
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes(GOOD)
+        monkeypatch.setenv("KERAS_VIT_OFFLINE", offline)
+        monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path / str(number)))
+        assert fetch(OBJECT, sha256=sha256(GOOD)) == copy
+        assert fetch(OBJECT.replace("gs://", "https://storage.googleapis.com/")) == copy
+        with pytest.raises(DownloadError, match="not the expected file"):
+            fetch(OBJECT, sha256=OTHER)
     copy = tmp_path / "org" / "repo@main" / "dir" / "x.npz"
     copy.parent.mkdir(parents=True)
     copy.write_bytes(GOOD)
-    assert fetch("hf://org/repo/dir/x.npz@main") == copy
+    monkeypatch.setenv("KERAS_VIT_MIRROR", tmp_path.as_uri())
+    assert fetch("hf://org/repo/dir/x.npz@main") == copy  # files of the hub by their revision
     with pytest.raises(DownloadError, match="Looked for"):
         fetch("hf://org/repo/dir/x.npz@v2")
+
+
+def test_a_mirror_url_answers_or_the_error_says_what_was_tried(
+    server: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_VIT_MIRROR", f"{server.url}/m/")
+    with pytest.raises(DownloadError, match="is not available") as caught:
+        fetch(OBJECT)
+    assert all(f"{server.url}/m/{layout}" in str(caught.value) for layout in LAYOUTS)
+    server.requests.clear()
+    server.files[f"/m/{LAYOUTS[1]}"] = Served(GOOD, ["503"])
+    assert fetch(OBJECT) == cache / "https/storage.googleapis.com/vit_models/augreg/X.npz"
+    assert [path for path, _ in server.requests] == [f"/m/{layout}" for layout in (*LAYOUTS[:2], LAYOUTS[1])]

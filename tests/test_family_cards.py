@@ -11,7 +11,7 @@ import pytest
 
 import family_table
 from command_line import fails, run
-from keras_vit import VisionTransformer, converters, export, visualize, zoo
+from keras_vit import VisionTransformer, converters, zoo
 from keras_vit._util import downloads
 from keras_vit.errors import FileUnavailableError, LicenceError
 from keras_vit.model.cost import count
@@ -27,37 +27,21 @@ DATA = Path(__file__).parent / "data"
 # FlexiViT has 86.59 there, with patches of 16 pixels at 240.
 OFFICIAL = {
     ("DINOv2-S/14", "lvd142m"): 22.06,
-    ("DINOv2-B/14", "lvd142m"): 86.58,
-    ("DINOv2-L/14", "lvd142m"): 304.37,
-    ("DINOv2-g/14", "lvd142m"): 1136.48,
     ("DINOv2-reg-B/14", "lvd142m"): 86.58,
-    ("DINOv3-S/16", "lvd1689m"): 21.60,
     ("DINOv3-S+/16", "lvd1689m"): 28.69,
     ("DINOv3-B/16", "lvd1689m"): 85.66,
     ("DINOv3-B/16", "timm-lvd1689m"): 85.64,
-    ("DINOv3-L/16", "lvd1689m"): 303.13,
-    ("DINOv3-H+/16", "lvd1689m"): 840.59,
     ("SigLIP-B/16", "webli-224"): 92.88,
-    ("SigLIP-So400m/14", "webli-224"): 427.68,
     ("SigLIP2-B/32", "webli-256"): 94.55,
-    ("SigLIP2-L/16", "webli-256"): 315.96,
-    ("SigLIP2-g-opt/16", "webli-256"): 1163.17,
     ("CLIP-B/16", "openai"): 86.19,
-    ("CLIP-B/32", "openai_ft_in1k-224"): 88.22,
-    ("CLIP-L/14", "openai_ft_in12k_in1k-336"): 304.53,
     ("DeiT-Ti/16", "fb_in1k-224"): 5.72,
-    ("DeiT-B/16", "fb_in1k-384"): 86.86,
     ("DeiT-distilled-B/16", "fb_in1k-224"): 87.34,
     ("DeiT3-M/16", "fb_in1k-224"): 38.85,
-    ("DeiT3-H/14", "fb_in1k-224"): 632.13,
     ("FlexiViT-B", "1200ep_in1k"): 86.59,
     ("EVA02-Ti/14", "mim_in22k_ft_in1k"): 5.76,
     ("EVA02-B/14", "mim_in22k_ft_in1k"): 87.12,
-    ("EVA02-L/14", "mim_in22k_ft_in1k"): 305.08,
     ("Mixer-B/16", "imagenet2012"): 59.88,
-    ("Mixer-L/16", "imagenet2012"): 208.20,
     ("BiT-R50x1", "imagenet2012"): 25.55,
-    ("BiT-R152x4", "imagenet2012"): 936.53,
 }
 # A file of the official code -> the model and tag with the same options.
 CASES = {
@@ -80,38 +64,29 @@ SIZES = (
 )
 
 
-@pytest.mark.parametrize(("name", "tag"), OFFICIAL)
-def test_a_model_has_the_official_number_of_parameters(name: str, tag: str) -> None:
-    config = zoo.card(name).weights[tag].whole_config()
-    if name.startswith("FlexiViT"):
-        config = config.replace(patch_size=16, image_size=240)
-    assert round(count(config).parameters / 1e6, 2) == OFFICIAL[name, tag]
-    if tag == zoo.card(name).default and not name.startswith(("FlexiViT", "Mixer", "BiT")):
-        assert pretrained.resolve(name, default=None).expected_config == config  # random weights
+def test_a_model_has_the_official_number_of_parameters() -> None:
+    found = {}
+    for name, tag in OFFICIAL:
+        config = zoo.card(name).weights[tag].whole_config()
+        if tag == zoo.card(name).default and not name.startswith(("FlexiViT", "Mixer", "BiT")):
+            assert pretrained.resolve(name, default=None).expected_config == config, name  # random weights
+        if name.startswith("FlexiViT"):
+            config = config.replace(patch_size=16, image_size=240)
+        found[name, tag] = round(count(config).parameters / 1e6, 2)
+    assert found == OFFICIAL
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("google/siglip2-base-patch16-naflex", "There is no file or folder"),  # another model
-        ("deit_base_patch8_224", "No model has this name; the nearest are .*'DeiT-B/16'"),
-        ("vit_base_patch16_clip_224.openai", "No model has this name; the nearest are .*'CLIP-B/16'"),
-    ],
-)
-def test_a_name_of_weights_without_a_card_is_never_another_model(name: str, error: str) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=error):
-        zoo.load(name)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_card_states_the_options_that_its_kind_of_file_has(case: str) -> None:
-    name, tag = CASES[case]
-    stated, read = zoo.card(name).weights[tag].whole_config().to_dict(), converters.read_config(DATA / case).to_dict()
-    read["classifier"] = "token" if read["classifier"] == "token_gap" else read["classifier"]
-    assert {key: stated[key] for key in stated if key not in SIZES} == {
-        key: read[key] for key in read if key not in SIZES
-    }
-    assert (stated["layer_scale"] is None) == (read["layer_scale"] is None)
+def test_a_card_states_the_options_that_its_kind_of_file_has() -> None:
+    for case, (name, tag) in CASES.items():
+        stated = zoo.card(name).weights[tag].whole_config().to_dict()
+        read = converters.read_config(DATA / case).to_dict()
+        read["classifier"] = "token" if read["classifier"] == "token_gap" else read["classifier"]
+        stated, read = (
+            {key: value for key, value in fields.items() if key not in SIZES}
+            | {"layer_scale": fields["layer_scale"] is None}
+            for fields in (stated, read)
+        )
+        assert stated == read, case
 
 
 def test_families_follow_each_other_and_the_vits_come_first() -> None:
@@ -122,13 +97,10 @@ def test_families_follow_each_other_and_the_vits_come_first() -> None:
 
 
 def test_licences_are_those_of_the_publishers() -> None:
-    licences = {zoo.card(name).family: {row.licence for row in zoo.card(name).weights.values()} for name in zoo.names()}
-    assert licences["MAE"] == {"CC-BY-NC-4.0"}
+    rows = {zoo.card(name).family: zoo.card(name).weights.values() for name in zoo.names()}
+    assert {row.licence for row in rows["MAE"]} == {"CC-BY-NC-4.0"}
     assert "does not allow commercial use" in str(zoo.card("MAE-B/16"))
-    with_terms = {
-        zoo.card(name).family for name in zoo.names() if any(r.terms for r in zoo.card(name).weights.values())
-    }
-    assert with_terms == {"DINOv3"}
+    assert {family for family, weights in rows.items() if any(row.terms for row in weights)} == {"DINOv3"}
     assert "--accept-licence" in str(zoo.card("DINOv3-B/16"))
 
 
@@ -152,19 +124,20 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> Visio
     return model
 
 
-def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionTransformer) -> None:
-    words = "terms of its own .DINOv3 License.*https://ai.meta.com/.*if you accept them, .* accept_licence=True"
-    with pytest.raises(LicenceError, match=words):
+def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionTransformer, tmp_path: Path) -> None:
+    with pytest.raises(LicenceError, match="DINOv3 License.*https://ai.meta.com/.*accept_licence=True"):
         zoo.load("DINOv3-B/16")
     model = zoo.load("DINOv3-B/16", accept_licence=True)
     assert_same_bits(values(model), values(small))
     assert model.config.preprocessing == small.config.preprocessing
     assert zoo.load("DINOv3-B/16", weights=None, accept_licence=False).config.rotary_theta == 100.0  # no download
+    (config,) = (tmp_path / "mirror").rglob("config.json")
+    config.unlink()
+    with pytest.raises(FileUnavailableError, match=r"config\.json"):  # a file of the hub needs it
+        zoo.load("DINOv3-B/16", accept_licence=True)
 
 
-def test_a_file_that_was_downloaded_once_needs_no_acceptance(
-    small: VisionTransformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_downloaded_once_needs_no_acceptance(small: VisionTransformer, monkeypatch: Any) -> None:
     monkeypatch.setattr(downloads, "_is_cached", lambda source: True)
     assert_same_bits(values(zoo.load("DINOv3-B/16")), values(small))
 
@@ -180,13 +153,6 @@ def test_the_command_line_asks_likewise(
     assert_same_bits(values(converters.load("out")), values(small))
 
 
-def test_a_published_file_of_the_hub_needs_its_config(small: VisionTransformer, tmp_path: Path) -> None:
-    (config,) = (tmp_path / "mirror").rglob("config.json")
-    config.unlink()
-    with pytest.raises(FileUnavailableError, match=r"config\.json"):
-        zoo.load("DINOv3-B/16", accept_licence=True)
-
-
 # ---- the table of families
 
 
@@ -196,7 +162,7 @@ def test_the_table_of_families_is_the_cards() -> None:
     assert table == family_table.rendered(), "run python tests/family_table.py"
 
 
-QUICK = ("BiT", "CLIP", "DINOv2", "DINOv3", "Mixer")  # the others take the same paths
+QUICK = ("BiT", "CLIP", "DINOv3", "Mixer")  # the others take the same paths
 
 
 @pytest.mark.parametrize("family", full_except(QUICK, family_table.configs()))
@@ -223,17 +189,3 @@ def test_a_row_of_the_table_says_what_the_models_do(family: str, tmp_path: Path)
     else:
         with pytest.raises(ValueError, match="Attention maps need blocks with attention"):
             model.attention_maps(images)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("family", family_table.configs())
-def test_every_kind_of_a_family_is_exported_and_drawn(family: str, tmp_path: Path) -> None:
-    for index, config in enumerate(family_table.configs()[family]):
-        model = randomised(VisionTransformer(config))
-        export.tflite(model, tmp_path / f"{index}.tflite", quantize="none")
-        export.saved_model(model, tmp_path / str(index))
-        images = np.random.default_rng(0).integers(0, 256, (2, *config.size, 3), np.uint8)
-        visualize.report(model, images, tmp_path / f"{index}.html")
-        sections = (tmp_path / f"{index}.html").read_text(encoding="utf-8")
-        left_out = "Left out: this model has no attention" in sections
-        assert left_out == (family_table.rows()[family]["visualizes"] != "all")

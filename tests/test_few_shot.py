@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import keras
@@ -11,8 +12,8 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from keras_vit import digits, zoo
-from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.few_shots import BIAS, MIN_DEVIATION, LeastSquares, draw_images, few_shot
+from refusals import unrefused
 from tiny_models import built
 
 L2 = 2.0**10
@@ -36,15 +37,14 @@ def standardised(features: np.ndarray, like: np.ndarray) -> np.ndarray:
 SHAPES = [(200, 16), (17, 16), (16, 16), (12, 40)]
 
 
-@pytest.mark.parametrize("l2", [1e-3, L2])
-@pytest.mark.parametrize(("images", "width"), SHAPES)
-def test_the_solution_is_that_of_scikit_learns_ridge(images: int, width: int, l2: float) -> None:
-    features, labels, others = problem(images, width)
-    found = LeastSquares(features, labels, num_classes=4).scores(others, l2)
-    ridge = Ridge(alpha=l2, fit_intercept=False, solver="svd")
-    ridge.fit(standardised(features, features), 2.0 * np.eye(4)[labels] - 1)
-    # Both are float64; with a small l2 the inverse loses half of its digits (condition number 1e8).
-    np.testing.assert_allclose(found, ridge.predict(standardised(others, features)), rtol=1e-6, atol=1e-6)
+def test_the_solution_is_that_of_scikit_learns_ridge() -> None:
+    for (images, width), l2 in itertools.product(SHAPES, (1e-3, L2)):
+        features, labels, others = problem(images, width)
+        found = LeastSquares(features, labels, num_classes=4).scores(others, l2)
+        ridge = Ridge(alpha=l2, fit_intercept=False, solver="svd")
+        ridge.fit(standardised(features, features), 2.0 * np.eye(4)[labels] - 1)
+        # Both are float64; with a small l2 the inverse loses half of its digits (condition number 1e8).
+        np.testing.assert_allclose(found, ridge.predict(standardised(others, features)), rtol=1e-6, atol=1e-6)
 
 
 def test_a_feature_that_never_changes_does_no_harm() -> None:
@@ -64,19 +64,11 @@ def test_images_are_drawn_by_seed_and_more_shots_hold_fewer() -> None:
     for number, (few, many) in enumerate(zip(one, draw_images(labels, 20, num_classes=3, seed=0), strict=True)):
         assert len(set(few)) == 5 and set(labels[many]) == {number}
         np.testing.assert_array_equal(few, many[:5])
-
-
-def test_a_class_with_too_few_images_gives_all_it_has_and_says_so() -> None:
     with pytest.warns(UserWarning, match="1 of 2 classes have fewer than 5 images, class 1 2"):
         chosen = draw_images([0] * 9 + [1] * 2, 5, num_classes=2, seed=0)
     assert [len(some) for some in chosen] == [5, 2]
     with pytest.raises(ValueError, match=r"these have none: \[1\]"):
         draw_images([0, 2], 1, num_classes=3, seed=0)
-
-
-@functools.cache
-def digits_model() -> VisionTransformer:
-    return zoo.load("digits")
 
 
 @functools.cache
@@ -90,7 +82,7 @@ def arrays() -> dict[str, Any]:
 
 
 def test_few_shot_on_digits_is_the_official_formula_on_the_models_features() -> None:
-    model, data = digits_model(), arrays()
+    model, data = zoo.load("digits"), arrays()
     found = few_shot(model, data, shots=(5, 1, 5), seed=3)
     train, test = (
         model.features(model.preprocess(data[part][0]), ["pre_logits"])["pre_logits"].numpy().astype(np.float64)
@@ -116,26 +108,19 @@ def test_another_keras_model_gives_a_layer_of_its_own() -> None:
     assert few_shot(model, arrays(), shots=(10,), layer="flat")[10] > 0.8  # the range of raw pixels of digits
 
 
-@functools.cache
-def tiny_model() -> VisionTransformer:
-    return built()
-
-
 IMAGES = np.zeros((4, 8, 8, 3), np.uint8)
 BOTH = {part: (IMAGES, np.eye(2)[[0, 1, 0, 1]]) for part in ("train", "evaluation")}
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no shots": ({"shots": ()}, "shots must be integers >= 1"),
-    "zero shots": ({"shots": (0, 5)}, "shots must be integers >= 1"),
-    "no ridge": ({"l2": 0.0}, "l2 above 0"),
-    "unknown layer": ({"layer": "pre_logit"}, "layers are some of"),
-    "tokens": ({"layer": "block_1"}, r"returns \(batch, width\).*'block_1'"),
-    "several labels": ({"data": BOTH}, "one label per image"),
-    "nothing held out": ({"data": {"train": (IMAGES, np.arange(4))}}, "a training and a held-out split"),
-}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"shots": ()}, "shots must be integers >= 1"),
+    ({"shots": (0, 5)}, "shots must be integers >= 1"),
+    ({"l2": 0.0}, "l2 above 0"),
+    ({"layer": "pre_logit"}, "layers are some of"),
+    ({"layer": "block_1"}, "'block_1'"),
+    ({"data": BOTH}, "one label per image"),
+    ({"data": {"train": (IMAGES, np.arange(4))}}, "a training and a held-out split"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_done_is_said(case: str) -> None:
-    asked, said = WRONG[case]
-    with pytest.raises(ValueError, match=said):
-        few_shot(tiny_model(), **{"data": arrays(), **asked})
+def test_what_cannot_be_done_is_said() -> None:
+    model = built()
+    assert not unrefused(lambda **asked: few_shot(model, **{"data": arrays(), **asked}), WRONG)

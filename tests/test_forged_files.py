@@ -8,8 +8,6 @@ import pickle
 import random
 import shutil
 import struct
-import subprocess
-import sys
 import time
 import warnings
 import zipfile
@@ -80,8 +78,8 @@ def safetensors_file(header: Any, data: bytes = bytes(8), length: int | None = N
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
-def entry(begin: int = 0, end: int = 8, *, dtype: str = "F32", shape: Any = (2,)) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+def entry(dtype: str = "F32", shape: Any = (2,)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [0, 8]}
 
 
 def hdf5(make: Callable[[h5py.File], Any]) -> bytes:
@@ -91,48 +89,33 @@ def hdf5(make: Callable[[h5py.File], Any]) -> bytes:
     return memory.getvalue()
 
 
-BOMB = {"w.npy": bytes(1 << 20)}
+BOMB = zipped({"w.npy": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
 NOTED = {"w.npy": npz(w=ARRAY)}
 # What is wrong: (words of the error, function that makes the file).
 FORGED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "nothing": ("is empty", lambda: b""),
     "noise": ("starts with the bytes 01 02 03", lambda: b"\1\2\3"),
     "a pickle": ("is a pickle, which could run code and is never read", lambda: pickle.dumps(Trap())),
-    "one array": ("is a single .npy array", lambda: b"\x93NUMPY\1\0"),
     "an error page": ("is an HTML or XML page", lambda: b"<!DOCTYPE html><html><body>404</body></html>"),
     "a Git LFS pointer": ("is a Git LFS pointer", lambda: b"version https://git-lfs.github.com/spec/v1\n"),
-    "a config": ("is a JSON file", lambda: b'{"hidden_size": 768}'),
     "a model of Keras": ("is a .keras file", KERAS.read_bytes),
     # .npz
     "pickled objects": ("'w' holds pickled objects", lambda: npz(w=np.array([Trap()], dtype=object))),
-    "texts": ("'w' is '<U3'. Types read", lambda: npz(w=np.array(["abc"]))),
     "a script": ("'run.sh', which is no .npy", lambda: zipped({"run.sh": b""})),
-    "a member that is no array": ("magic string is not correct", lambda: zipped({"w.npy": b"no array at all"})),
     "a header that is code": ("cannot be read", lambda: npy_member("__import__('os').abort()")),
     "800 GB in a header": ("'w' claims 800000000000 bytes", lambda: npy_member(claim("(200000000000,)"))),
-    "a product that overflows": ("'w' claims 73\\d+ bytes", lambda: npy_member(claim("(4294967296, 4294967297)"))),
     "a negative shape": ("cannot be read|claims", lambda: npy_member(claim("(-2, 1)"), bytes(8))),
+    "an archive cut in its comment": ("was cut short", lambda: zipped(NOTED, comment=b'{"keras_vit": ""}')[:-17]),
     "a zip bomb": (
         "claim to unpack to 4294967294; at most 268435456",
-        lambda: replaced(zipped(BOMB, zipfile.ZIP_DEFLATED), b"PK\1\2", 24, struct.pack("<I", 2**32 - 2)),
+        lambda: replaced(BOMB, b"PK\1\2", 24, struct.pack("<I", 2**32 - 2)),
     ),
-    "a bomb that says it is small": (
-        "claims|Bad CRC",
-        lambda: replaced(zipped(BOMB, zipfile.ZIP_DEFLATED), b"PK\1\2", 24, struct.pack("<I", 80)),
-    ),
+    "a bomb that says it is small": ("claims|Bad CRC", lambda: replaced(BOMB, b"PK\1\2", 24, struct.pack("<I", 80))),
     "an encrypted member": ("is encrypted", lambda: replaced(npz(w=ARRAY), b"PK\1\2", 8, b"\1")),
     "a flipped bit": ("Bad CRC-32 for file 'w.npy'", lambda: replaced(npz(w=ARRAY), b"PK\1\2", -4, b"\1")),
-    "an archive cut in its comment": ("was cut short", lambda: zipped(NOTED, comment=b'{"keras_vit": ""}')[:-17]),
     # .safetensors
-    "a header of 2^60 bytes": ("header too large", lambda: safetensors_file({}, length=2**60)),
     "a header past the end": ("invalid header length", lambda: safetensors_file("{}", b"", length=99)),
     "deep JSON": ("recursion limit", lambda: safetensors_file('{"a":' * 100_000)),
-    "half a header": ("EOF while parsing", lambda: safetensors_file('{"a":')),
-    "a shape whose product overflows": ("overflow", lambda: safetensors_file({"a": entry(shape=[2**63] * 3)})),
-    "two tensors in one place": (
-        "invalid offset for tensor `b`",
-        lambda: safetensors_file({"a": entry(), "b": entry(4, 12)}, bytes(12)),
-    ),
     "missing bytes": ("file not fully covered", lambda: safetensors_file({"a": entry()}, bytes(7))),
     "a type that is not read": ("is 'F8_E4M3'", lambda: safetensors_file({"a": entry(dtype="F8_E4M3", shape=[8])})),
     # HDF5
@@ -142,10 +125,6 @@ FORGED: dict[str, tuple[str, Callable[[], bytes]]] = {
         "claim to unpack to 4\\d{14}",
         lambda: hdf5(lambda file: file.create_dataset("w", (10**14,), "f4")),
     ),
-    "texts in HDF5": (
-        '"HDF5\'s object". Types read',
-        lambda: hdf5(lambda file: file.create_dataset("w", data=["a"])),
-    ),
 }
 
 
@@ -154,22 +133,16 @@ def read_all(path: Path) -> dict[str, np.ndarray]:
         return {name: container.read(name) for name in container.headers}
 
 
-@pytest.mark.parametrize(("reason", "make"), FORGED.values(), ids=FORGED.keys())
-def test_a_forged_file_is_refused_in_one_sentence(
-    reason: str, make: Callable[[], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forged_file_is_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "vit"
-    path.write_bytes(make())
-    with pytest.raises(converters.CheckpointError, match=reason) as caught:
-        read_all(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert len(str(caught.value)) < 700
-    assert str(caught.value).isprintable()
-    assert [file.name for file in tmp_path.iterdir()] == ["vit"]  # the trap is not sprung
-
-
-def test_a_folder_is_refused_and_a_missing_file_is_missing(tmp_path: Path) -> None:
+    for what, (reason, make) in FORGED.items():
+        path.write_bytes(make())
+        with pytest.raises(converters.CheckpointError, match=reason) as caught:
+            read_all(path)
+        assert str(caught.value).startswith(f"{path}: "), what
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 700, what
+        assert [file.name for file in tmp_path.iterdir()] == ["vit"], what  # the trap is not sprung
     with pytest.raises(converters.CheckpointError, match="is a folder"):
         open_container(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
@@ -187,41 +160,10 @@ WHOLE = {
 @pytest.mark.parametrize("kind", WHOLE)
 def test_a_file_cut_short_anywhere_is_refused(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"vit.{kind}"
-    for length in np.linspace(0, len(WHOLE[kind]) - 1, 40, dtype=int):
+    for length in np.linspace(0, len(WHOLE[kind]) - 1, 20, dtype=int):
         path.write_bytes(WHOLE[kind][:length])
         with pytest.raises(converters.CheckpointError, match=f"vit.{kind}"):
             converters.load(path) if kind == "keras" else read_all(path)
-
-
-READ_IN_LITTLE_MEMORY = """
-import resource, sys
-from pathlib import Path
-from keras_vit.converters.containers import open_container
-from keras_vit.errors import CheckpointError
-
-used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
-for path in sys.argv[1:]:
-    try:
-        with open_container(path) as container:
-            for name in container.headers:
-                container.read(name)
-    except CheckpointError as error:
-        assert not isinstance(error.__cause__, MemoryError), error
-    else:
-        raise AssertionError(path + " was read")
-"""
-
-
-@pytest.mark.full
-@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
-def test_no_forged_file_takes_64_mib(tmp_path: Path) -> None:
-    paths = [tmp_path / what.replace(" ", "_") for what in FORGED]
-    for path, (_, make) in zip(paths, FORGED.values(), strict=True):
-        path.write_bytes(make())
-    command = [sys.executable, "-c", READ_IN_LITTLE_MEMORY, *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 # ---- checkpoints
@@ -254,32 +196,33 @@ def _widen(tensors: dict[str, np.ndarray]) -> None:
     tensors[KERNEL.replace("_1", "_0", 1)] = np.zeros((1, 100_000), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("reason", "change"),
-    [
-        (f"{KERNEL} holds values that are not finite; allow_nonfinite=True reads them", _poison),
-        ("no tensor for block_1/mlp/dense1/kernel", lambda tensors: tensors.pop(KERNEL)),
-        ("stray is left over", lambda tensors: tensors.update(stray=ARRAY)),
-        (f"{KERNEL} has shape", lambda tensors: tensors.update({KERNEL: tensors[KERNEL][:, :-1]})),
-        (f"{KERNEL} has type int32", lambda tensors: tensors.update({KERNEL: tensors[KERNEL].astype("i4")})),
-        ("describes a model of at least|does not describe", _widen),
-    ],
-    ids=["NaN", "too few", "too many", "another shape", "integers", "larger than the file"],
-)
-def test_wrong_tensors_are_named(reason: str, change: Callable[[dict[str, np.ndarray]], Any], tmp_path: Path) -> None:
-    refuse(google(tmp_path, change), reason)
+TENSORS: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {
+    # words of the error: what is done to the tensors
+    f"{KERNEL} holds values that are not finite; allow_nonfinite=True reads them": _poison,
+    "no tensor for block_1/mlp/dense1/kernel": lambda tensors: tensors.pop(KERNEL),
+    "stray is left over": lambda tensors: tensors.update(stray=ARRAY),
+    f"{KERNEL} has shape": lambda tensors: tensors.update({KERNEL: tensors[KERNEL][:, :-1]}),
+    f"{KERNEL} has type int32": lambda tensors: tensors.update({KERNEL: tensors[KERNEL].astype("i4")}),
+    "describes a model of at least|does not describe": _widen,
+}
 
 
-def test_values_that_are_not_finite_are_read_when_asked_for(tmp_path: Path) -> None:
+def test_wrong_tensors_are_named(tmp_path: Path) -> None:
+    for reason, change in TENSORS.items():
+        refuse(google(tmp_path, change), reason)
     weights = values(converters.load(google(tmp_path, _poison), allow_nonfinite=True))
     assert sum(np.count_nonzero(~np.isfinite(array)) for array in weights.values()) == 1
 
 
-@pytest.mark.parametrize(
-    "note", ["", "[" * 50_000, '{"no_such_field": 1}', '{"num_layers": 1000000000}', '{"image_size": [100000, 100000]}']
-)
-def test_a_damaged_note_in_the_comment_is_refused(note: str, tmp_path: Path) -> None:
-    refuse(google(tmp_path, lambda _: None, **{KEY: note}), "JSON|no_such_field|describe|patches")
+def test_a_damaged_note_in_the_comment_is_refused(tmp_path: Path) -> None:
+    for note, reason in {
+        "": "JSON",
+        "[" * 50_000: "JSON",
+        '{"no_such_field": 1}': "no_such_field",
+        '{"num_layers": 1000000000}': "describe",
+        '{"image_size": [100000, 100000]}': "describe|patches",
+    }.items():
+        refuse(google(tmp_path, lambda _: None, **{KEY: note}), reason)
 
 
 def described(folder: Path, config: str | bytes) -> Path:
@@ -294,24 +237,26 @@ def with_field(**field: Any) -> str:
     return json.dumps(config | field)
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ("{", "not valid JSON"),
-        ("[]", "a list, not an object"),
-        (b'{"a": "\xff\xfe\xfd"}', "not valid JSON"),
-        ('{"a":' * 100_000 + "1" + "}" * 100_000, "not valid JSON"),
-        ('{"a": "' + "x" * 11_000_000 + '"}', "has 11,000,009 bytes"),
-        (with_field(hidden_size=64), "config.json that says hidden_size 64 where the tensors have 32"),
-        (with_field(num_attention_heads=10**12), "num_heads"),
-        (with_field(image_size=10**12), "at most 65536 patches are read"),
-        (with_field(hidden_act="__import__('os')"), "hidden_act"),
-        (with_field(id2label={"0": "cat \ud800", **{str(i): "dog" for i in range(1, 7)}}), "valid Unicode"),
-    ],
-    ids=lambda value: value[:30] if isinstance(value, str) else None,
-)
-def test_a_config_that_cannot_be_is_refused(config: str | bytes, reason: str, tmp_path: Path) -> None:
-    refuse(described(tmp_path, config), reason)
+CONFIGS: dict[str | bytes, str] = {
+    # config.json: words of the error
+    "[]": "a list, not an object",
+    '{"a":' * 100_000 + "1" + "}" * 100_000: "not valid JSON",
+    '{"a": ' + "[" * 40 + "]" * 40 + "}": "nested more than 32",
+    '{"a": "' + "x" * 11_000_000 + '"}': "has 11,000,009 bytes",
+    with_field(hidden_size=64): "config.json that says hidden_size 64 where the tensors have 32",
+    with_field(num_attention_heads=10**12): "num_heads",
+    with_field(image_size=10**12): "at most 65536 patches are read",
+    with_field(hidden_act="__import__('os')"): "hidden_act",
+    with_field(id2label={"0": "cat \ud800", **{str(i): "dog" for i in range(1, 7)}}): "valid Unicode",
+}
+
+
+def test_a_config_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    for config, reason in CONFIGS.items():
+        refuse(described(tmp_path, config), reason)
+    described(tmp_path, with_field())
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": ' + "[" * 900 + "]" * 900 + "}")
+    refuse(tmp_path / "model.safetensors", "preprocessor_config.json is not valid JSON: it is nested more than 32")
 
 
 # ---- .keras
@@ -351,33 +296,26 @@ def _nan(file: h5py.File) -> None:
     file["layers/prefix_tokens/vars/0"][0, 0, 3] = np.nan
 
 
-@pytest.mark.parametrize(
-    ("reason", "changes"),
-    [
-        ("has a member '../../etc/cron.d/evil'", {"extra": {"../../etc/cron.d/evil": b"x"}}),
-        ("has a config.json that is not valid JSON", {"config": b"[" * 1_000_000}),
-        ("config.json of 20,000,009 bytes; the limit", {"config": b'{"a": "' + b"x" * 20_000_000 + b'"}'}),
-        ("not a VisionTransformer's", {"config": b'{"registered_name": "keras_vit>VisionTransformer"}'}),
-        (
-            "does not contain a VisionTransformer. Received: 'eval'",
-            {"registered_name": "builtins>eval", **{"class_name": "eval"}},
-        ),
-        ("describes", {"model": {"hidden_size": 100_000}}),
-        ("describes", {"model": {"num_layers": 10**9}}),
-        ("describes", {"model": {"image_size": [10**6, 10**6], "position": "none"}}),
-        ("does not describe", {"model": {"no_such_field": 1}}),
-        ("cannot be read", {"weights": b"\x89HDF\r\n\x1a\n"}),
-        ("its weights do not fit the model", {"weights": lambda file: file.pop("layers/encoder_block/mlp")}),
-        ("its weights do not fit the model", {"weights": _reshape}),
-        ("are not finite; allow_nonfinite=True reads them", {"weights": _nan}),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
-)
-def test_a_forged_keras_file_is_refused(reason: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    refuse(keras_file(tmp_path / "vit.keras", **changes), reason)
+KERAS_FILES: list[tuple[str, dict[str, Any]]] = [
+    # words of the error, and arguments of keras_file
+    ("has a member '../../etc/cron.d/evil'", {"extra": {"../../etc/cron.d/evil": b"x"}}),
+    ("has a config.json that is not valid JSON", {"config": b"[" * 1_000_000}),
+    ("config.json of 20,000,009 bytes; the limit", {"config": b'{"a": "' + b"x" * 20_000_000 + b'"}'}),
+    ("not a VisionTransformer's", {"config": b'{"registered_name": "keras_vit>VisionTransformer"}'}),
+    ("Received: 'eval'", {"registered_name": "builtins>eval", "class_name": "eval"}),
+    ("describes", {"model": {"hidden_size": 100_000}}),
+    ("describes", {"model": {"image_size": [10**6, 10**6], "position": "none"}}),
+    ("does not describe", {"model": {"no_such_field": 1}}),
+    ("cannot be read", {"weights": b"\x89HDF\r\n\x1a\n"}),
+    ("its weights do not fit the model", {"weights": lambda file: file.pop("layers/encoder_block/mlp")}),
+    ("its weights do not fit the model", {"weights": _reshape}),
+    ("are not finite; allow_nonfinite=True reads them", {"weights": _nan}),
+]
 
 
-def test_a_bomb_in_a_keras_file_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_forged_keras_file_is_refused(tmp_path: Path) -> None:
+    for reason, changes in KERAS_FILES:
+        refuse(keras_file(tmp_path / "vit.keras", **changes), reason)
     data = zipped({"config.json": b"{}", "model.weights.h5": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
     (tmp_path / "vit.keras").write_bytes(replaced(data, b"PK\1\2", 24, struct.pack("<I", 2**32 - 2)))
     refuse(tmp_path / "vit.keras", "claim to unpack to 42949")
@@ -406,19 +344,12 @@ def test_no_code_and_no_class_of_a_keras_file_is_used(tmp_path: Path) -> None:
 
 def damaged(data: bytes, dice: random.Random) -> bytes:
     """Change, insert, remove or cut bytes, more often near the start and the end."""
-    changed = bytearray(data)
     for _ in range(dice.randint(1, 4)):
-        at = int(dice.random() ** dice.choice((1, 6, 0.1)) * (len(changed) - 1))
-        match dice.randrange(4):
-            case 0:
-                changed[at] = dice.randrange(256)
-            case 1:
-                changed[at : at + 8] = dice.choice((0, 1, 2**31, 2**40, 2**64 - 1)).to_bytes(8, "little")
-            case 2:
-                changed[at:at] = dice.randbytes(dice.randint(1, 9))
-            case 3:
-                del changed[at : at + dice.randint(1, 9)]
-    return bytes(changed[: dice.randrange(len(changed))] if dice.random() < 0.1 else changed)
+        at = int(dice.random() ** dice.choice((1, 6, 0.1)) * (len(data) - 1))
+        number = dice.choice((0, 1, 2**31, 2**40, 2**64 - 1)).to_bytes(8, "little")
+        new, lost = dice.choice([(dice.randbytes(1), 1), (number, 8), (dice.randbytes(9), 0), (b"", 9)])
+        data = data[:at] + new + data[at + lost :]
+    return data[: dice.randrange(len(data))] if dice.random() < 0.1 else data
 
 
 @pytest.mark.full

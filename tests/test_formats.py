@@ -10,10 +10,12 @@ import keras
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from scipy import ndimage
 
 import reference_cases as reference
-from format_cases import at, computed, load, path_of, sizes
+from format_cases import FACTS, at, computed, load, path_of, sizes
 from keras_vit import converters, position
+from keras_vit._util import files
 from keras_vit.converters.containers import open_container
 from keras_vit.converters.table import load_table
 from marks import full_except
@@ -21,14 +23,9 @@ from model_weights import assert_same_bits, values
 from tiny_models import built
 
 CASES = list(reference.CASES)
-RESIZED = [(name, prefix, size) for name in CASES for prefix, size in sizes(name)]
+ONE_SIZE, RESIZED = reference.of_kind("official_npz"), reference.of_kind("official_npz_interpolation")
 OF_A_FORMAT = {"google": "vit_token", "big_vision": "bv_tok_rep", "huggingface": "hf_cls_v5", "timm": "timm_token"}
-METHODS = {
-    "google": "official",
-    "big_vision": "official",
-    "huggingface": "bicubic",
-    "timm": "bicubic-antialias",
-}
+METHODS = {"google": "official", "big_vision": "official", "huggingface": "bicubic", "timm": "bicubic-antialias"}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:keras_vit. images of 35x38:UserWarning"),
@@ -36,8 +33,13 @@ pytestmark = [
 ]
 
 
-def kind(name: str) -> str:
-    return str(reference.CASES[name]["kind"])
+KINDS = {
+    "official_npz": "google",
+    "official_npz_interpolation": "google",
+    "big_vision_npz": "big_vision",
+    "hf_vit": "huggingface",
+    "timm_vit": "timm",
+}
 
 
 def misses(model: Any, want: dict[str, np.ndarray], name: str, bound: float) -> dict[str, float]:
@@ -48,35 +50,28 @@ def misses(model: Any, want: dict[str, np.ndarray], name: str, bound: float) -> 
     return {output: error for output, error in errors.items() if not error <= bound}
 
 
+def facts_of(name: str) -> dict[str, Any] | None:
+    """Return what the official code told of a case: it loaded this one into a model without pre_logits."""
+    return {"representation_size": None} if name == "interp_prelogits_drop" else None
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_path_is_enough_for_every_number_of_the_official_code(name: str, tmp_path: Path) -> None:
-    prefix, size = ("", None) if at(name, "") else sizes(name)[0]
-    want = at(name, prefix)
-    for key in ("posemb", "logits_load_pretrained"):  # tested below, and a new head is zero
-        want.pop(key, None)
-    options: dict[str, Any] = {"image_size": size} if size else {}
-    if name == "interp_prelogits_drop":  # the official code loaded it into a model without pre_logits
-        options |= {"config": {"representation_size": None}}
-    model = converters.load(path_of(name, tmp_path), **options) if options else load(name, tmp_path)
-    assert not misses(model, want, name, reference.tolerance(name))
+    path, bound = path_of(name, tmp_path), reference.tolerance(name)
+    assert converters.detect(path) == KINDS[reference.CASES[name]["kind"]]
+    if own := at(name, ""):
+        assert not misses(load(name, tmp_path), own, name, bound)
+    for prefix, size in sizes(name):
+        want = at(name, prefix)
+        want.pop("logits_load_pretrained", None)  # a new head is zero, as a test below shows
+        model = converters.load(path, image_size=size, config=facts_of(name))
+        table = want.pop("posemb", want.pop("pos_embed", None))
+        if table is not None:
+            assert reference.distance(values(model)["position/embedding"], table) <= bound
+        assert not misses(model, want, name, bound), prefix
 
 
-@pytest.mark.parametrize(("name", "prefix", "size"), RESIZED)
-def test_other_resolutions_are_interpolated_as_the_formats_own_code_does(
-    name: str, prefix: str, size: tuple[int, int], tmp_path: Path
-) -> None:
-    want = at(name, prefix)
-    want.pop("logits_load_pretrained", None)  # a new head is zero
-    facts = {"representation_size": None} if name == "interp_prelogits_drop" else None
-    model = converters.load(path_of(name, tmp_path), image_size=size, config=facts)
-    bound = reference.tolerance(name)
-    table = want.pop("posemb", want.pop("pos_embed", None))
-    if table is not None:
-        assert reference.distance(values(model)["position/embedding"], table) <= bound
-    assert not misses(model, want, name, bound)
-
-
-@pytest.mark.parametrize("name", reference.of_kind("official_npz") + reference.of_kind("big_vision_npz"))
+@pytest.mark.parametrize("name", ONE_SIZE + reference.of_kind("big_vision_npz"))
 def test_google_and_big_vision_are_met_in_float64(name: str, tmp_path: Path) -> None:
     model = load(name, tmp_path, dtype="float64")
     want = reference.expected(name, float64=True)
@@ -85,18 +80,16 @@ def test_google_and_big_vision_are_met_in_float64(name: str, tmp_path: Path) -> 
     assert not misses(model, {"input": images, **want}, name, reference.tolerance(name, float64=True) or 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "prefix", "size"), [row for row in RESIZED if row[0] in reference.of_kind("official_npz_interpolation")]
-)
-def test_google_is_met_at_other_resolutions_in_float64(name: str, prefix: str, size: tuple[int, int]) -> None:
-    exact = {key: value for key, value in reference.expected(name, float64=True).items() if key.startswith(prefix)}
-    want = {key.removeprefix(prefix): value for key, value in exact.items()}
-    facts = {"representation_size": None} if name == "interp_prelogits_drop" else None
-    model = converters.load(reference.checkpoint(name), image_size=size, config=facts, dtype="float64")
-    images = at(name, prefix)["input"].astype(np.float64)
-    assert want
-    # SciPy interpolates float32 embeddings in float64 and rounds the result to float32, and so do we.
-    assert not misses(model, {"input": images, **want}, name, reference.tolerance(name, float64=True))
+@pytest.mark.parametrize("name", RESIZED)
+def test_google_is_met_at_other_resolutions_in_float64(name: str) -> None:
+    for prefix, size in sizes(name):
+        exact = {key: value for key, value in reference.expected(name, float64=True).items() if key.startswith(prefix)}
+        assert exact
+        model = converters.load(reference.checkpoint(name), image_size=size, config=facts_of(name), dtype="float64")
+        want = {"input": at(name, prefix)["input"].astype(np.float64)}
+        want |= {key.removeprefix(prefix): value for key, value in exact.items()}
+        # SciPy interpolates float32 embeddings in float64 and rounds the result to float32, and so do we.
+        assert not misses(model, want, name, reference.tolerance(name, float64=True)), prefix
 
 
 # ---- the method of interpolation
@@ -121,25 +114,20 @@ def test_the_method_is_the_formats_own_wherever_the_model_goes(format: str, tmp_
 
 
 @pytest.mark.filterwarnings("ignore:keras_vit. .* files do not say:UserWarning")
-@pytest.mark.parametrize("target", METHODS)
 @pytest.mark.parametrize("source", ["google", "huggingface", "timm"])
-def test_a_file_in_another_format_remembers_the_method_of_its_weights(source: str, target: str, tmp_path: Path) -> None:
+def test_a_file_in_another_format_remembers_the_method_of_its_weights(source: str, tmp_path: Path) -> None:
     path = reference.checkpoint(OF_A_FORMAT[source])
     direct = converters.load(path, image_size=(24, 56))
-    detour = converters.load(converters.convert(path, tmp_path / "file", format=target), image_size=(24, 56))
-    assert detour.config.position_method == METHODS[source]
-    assert_same_bits(values(detour), values(direct))
+    for target in METHODS:
+        (tmp_path / target).mkdir()
+        detour = converters.load(
+            converters.convert(path, tmp_path / target / "file", format=target), image_size=(24, 56)
+        )
+        assert detour.config.position_method == METHODS[source]
+        assert_same_bits(values(detour), values(direct))
 
 
 # ---- recognising formats
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_format_is_recognised_by_its_tensors(name: str, tmp_path: Path) -> None:
-    of_kind = {"official_npz": "google", "official_npz_interpolation": "google", "big_vision_npz": "big_vision"}
-    expected = of_kind | {"hf_vit": "huggingface", "timm_vit": "timm"}
-    assert converters.detect(path_of(name, tmp_path)) == expected[kind(name)]
-    assert converters.detect(path_of(name, tmp_path)) in converters.formats()
 
 
 def test_an_unknown_file_is_described(tmp_path: Path) -> None:
@@ -147,9 +135,7 @@ def test_an_unknown_file_is_described(tmp_path: Path) -> None:
     save_file({"backbone.0.body.conv1.weight": np.zeros((2, 2), np.float32), "query": np.zeros(1)}, path)
     with pytest.raises(converters.CheckpointError, match=r"no format is known.*2 tensors.*backbone\.0\.body") as caught:
         converters.detect(path)
-    assert str(path) in str(caught.value)
-    for format in METHODS:
-        assert format in str(caught.value)
+    assert all(text in str(caught.value) for text in (str(path), *METHODS))
 
 
 def test_two_formats_in_one_file_are_told_apart_by_nobody(tmp_path: Path) -> None:
@@ -159,13 +145,11 @@ def test_two_formats_in_one_file_are_told_apart_by_nobody(tmp_path: Path) -> Non
     np.savez(tmp_path / "both.npz", **both)  # type: ignore[arg-type]
     with pytest.raises(converters.CheckpointError, match="more than one format.*google.*timm"):
         converters.detect(tmp_path / "both.npz")
-    with pytest.raises(
-        converters.CheckpointError, match=r"left over"
-    ):  # and the other half of the tensors fits no variable
+    with pytest.raises(converters.CheckpointError, match="left over"):  # the other half fits no variable
         converters.load(tmp_path / "both.npz", format="google")
 
 
-@pytest.mark.parametrize("name", ["hf_cls_v4", "hf_cls_newlayout_v5", "timm_token", "timm_reg"])
+@pytest.mark.parametrize("name", ["hf_cls_v4", "timm_token", "timm_reg"])
 def test_heads_that_no_tensor_tells_are_asked_for(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(reference.checkpoint(name).read_bytes())
@@ -176,15 +160,156 @@ def test_heads_that_no_tensor_tells_are_asked_for(name: str, tmp_path: Path) -> 
     assert_same_bits(values(converters.load(path, config=told)), values(want))
 
 
-@pytest.mark.parametrize("name", ["hf_cls_v5", "timm_gap_fcnorm"])
-def test_a_folder_is_read_by_its_config_and_weights(name: str) -> None:
-    path = reference.checkpoint(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert converters.load(path.parent / "").config == converters.load(path).config
-
-
 def test_what_was_told_wins_over_config_json_and_both_over_the_table(tmp_path: Path) -> None:
     path = converters.save(built(activation="gelu_erf", norm_epsilon=1e-12), tmp_path / "model", format="huggingface")
+    assert converters.read_config(path.parent) == converters.read_config(path)
     assert converters.read_config(path).activation == "gelu_erf"
     assert converters.read_config(path, config={"activation": "gelu_tanh"}).activation == "gelu_tanh"
+
+
+# ---- heads and grids of Google's files
+
+
+def test_a_new_head_is_zero_as_the_official_fine_tuning_leaves_it() -> None:
+    for name in RESIZED:
+        want, target = reference.expected(name), reference.CASES[name]["targets"][0]["name"]
+        images = want[f"{target}/input"]
+        model = converters.load(reference.checkpoint(name), image_size=images.shape[1:3], num_classes=3)
+        assert not want[f"{target}/logits_load_pretrained"].any()
+        assert not np.asarray(model(images)).any()
+        assert model.output_shape == (None, 3)
+
+
+def test_a_file_with_a_grid_that_is_not_square_is_read_when_its_size_is_told(tmp_path: Path) -> None:
+    model = built(image_size=(16, 48))
+    path = converters.save(model, tmp_path / "noted.npz", format="google")
+    assert_same_bits(values(converters.load(path)), values(model))  # the file states its size
+    np.savez(tmp_path / "wide.npz", **reference.arrays(path))
+    path = tmp_path / "wide.npz"  # as others write it
+    with pytest.raises(converters.CheckpointError, match="does not fill a square grid"):
+        converters.load(path)
+    again = converters.load(path, config={"image_size": (16, 48)})
+    assert_same_bits(values(again), values(model))
+    larger = converters.load(path, config={"image_size": (16, 48)}, image_size=(32, 32))
+    table = values(model)["position/embedding"][0, 1:].reshape(2, 6, -1)
+    want = ndimage.zoom(table, (2, 4 / 6, 1), order=1).reshape(16, -1)
+    np.testing.assert_allclose(values(larger)["position/embedding"][0, 1:], want, rtol=0, atol=3e-7)
+
+
+def test_the_head_is_kept_left_out_or_new_as_wanted() -> None:
+    path = reference.checkpoint("vit_token")
+    assert_same_bits(values(converters.load(path, num_classes=7)), values(converters.load(path)))
+    want = reference.expected("vit_token")
+    model = converters.load(path, num_classes=0)
+    assert "head/kernel" not in values(model)
+    assert reference.distance(model(want["input"]), want["pre_logits"]) <= reference.tolerance("vit_token")
+    path = reference.checkpoint("vit_headless")
+    new = values(converters.load(path, num_classes=9))
+    assert new["head/kernel"].shape == (32, 9)
+    assert not new.pop("head/kernel").any()
+    assert not new.pop("head/bias").any()
+    assert_same_bits(new, values(converters.load(path)))
+
+
+def test_leaving_pre_logits_out_resets_the_head() -> None:
+    path = reference.checkpoint("vit_prelogits")
+    whole = values(converters.load(path))
+    model = converters.load(path, config={"representation_size": None})
+    rest = values(model)
+    assert model.config.num_classes == 7
+    assert not rest.pop("head/kernel").any()
+    assert not rest.pop("head/bias").any()
+    assert_same_bits(rest, {name: value for name, value in whole.items() if not name.startswith(("head/", "pre_log"))})
+
+
+def test_a_head_of_zeros_is_said_once_and_read(tmp_path: Path) -> None:
+    model = built()
+    model.get_layer("head").kernel.assign(np.zeros((32, 5)))
+    model.get_layer("head").bias.assign(np.zeros(5))
+    path = converters.save(model, tmp_path / "ViT-B_16.npz", format="google")
+    with pytest.warns(UserWarning, match="^keras_vit: the head of ViT-B_16.npz is all zeros") as seen:
+        loaded = converters.load(path)
+    assert_same_bits(values(loaded), values(model))
+    assert [one.filename for one in seen] == [__file__]  # the warning shows the caller's line
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        converters.load(path, num_classes=3)  # a new head is zero on purpose
+
+
+# ---- names and axes of tensors
+
+
+NUMBERS = {
+    "linen": ("LayerNorm_0", "LayerNorm_1", "Attention_0", "MlpBlock_0"),
+    "scrambled": ("LayerNorm_3", "LayerNorm_7", "Attention_12", "MlpBlock_4"),
+    "9 before 10": ("LayerNorm_9", "LayerNorm_10", "Attention_5", "MlpBlock_8"),
+}
+
+
+def test_children_of_a_block_are_numbered_in_any_way(tmp_path: Path) -> None:
+    path = reference.checkpoint("vit_token")
+    for case, numbers in NUMBERS.items():
+        tensors = {}
+        for name, value in reference.arrays(path).items():
+            olds = ("LayerNorm_0", "LayerNorm_2", "Attention_1", "MlpBlock_3")
+            used = [pair for pair in zip(olds, numbers, strict=True) if pair[0] in name and "encoderblock_" in name]
+            tensors[name.replace(*used[0]) if used else name] = value
+        assert tensors.keys() != reference.arrays(path).keys()
+        np.savez(tmp_path / f"{case}.npz", **tensors)
+        assert_same_bits(values(converters.load(tmp_path / f"{case}.npz")), values(converters.load(path)))
+
+
+def test_blocks_are_ordered_by_number(tmp_path: Path) -> None:
+    model = built(num_layers=12)
+    path = converters.save(model, tmp_path / "deep.npz", format="google")
+    tensors = reference.arrays(path)
+    np.savez(tmp_path / "sorted.npz", **{name: tensors[name] for name in sorted(tensors)})  # 0, 1, 10, 11, 2 ...
+    assert_same_bits(values(converters.load(tmp_path / "sorted.npz")), values(model))
+
+
+def published(name: str) -> dict[str, np.ndarray]:
+    """Return a case's tensors under the published names."""
+    if name == "vit_token_linen":
+        return reference.arrays(reference.checkpoint("vit_token"))
+    tensors = reference.arrays(reference.checkpoint(name))
+    prefix = reference.CASES[name]["prefix"] or ""
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+@pytest.mark.filterwarnings("ignore:keras_vit. images of 35x38")
+def test_saving_what_was_loaded_gives_the_published_tensors_to_the_bit(tmp_path: Path) -> None:
+    for name in ONE_SIZE + RESIZED:
+        path = converters.save(load(name, tmp_path), tmp_path / f"{name}.npz", format="google")
+        assert_same_bits(reference.arrays(path), published(name))
+        again = converters.load(path, config=FACTS.get(name))
+        assert_same_bits(values(again), values(converters.load(reference.checkpoint(name), config=FACTS.get(name))))
+    assert len(list(tmp_path.iterdir())) == len(ONE_SIZE + RESIZED)
+
+
+def test_group_norm_has_four_axes_as_published_or_one_as_flax_saves_it_today(tmp_path: Path) -> None:
+    path = reference.checkpoint("hybrid_stem_only")
+    tensors = reference.arrays(converters.save(converters.load(path), tmp_path / "saved.npz", format="google"))
+    norms = {name for name in tensors if "gn_" in name}
+    assert norms
+    assert all(tensors[name].shape[:3] == (1, 1, 1) and tensors[name].ndim == 4 for name in norms)
+    flat = {name: value.reshape(-1) if name in norms else value for name, value in tensors.items()}
+    np.savez(tmp_path / "flat.npz", **flat)
+    assert_same_bits(values(converters.load(tmp_path / "flat.npz")), values(converters.load(path)))
+
+
+def test_other_precisions_are_written_as_float32(tmp_path: Path) -> None:
+    path = reference.checkpoint("vit_token")
+    double = converters.load(path, dtype="float64")
+    assert double(reference.expected("vit_token")["input"]).dtype == "float64"
+    saved = converters.save(double, tmp_path / "saved.npz", format="google")
+    assert_same_bits(reference.arrays(saved), reference.arrays(path))
+
+
+def test_a_table_of_ones_own_reads_and_writes(tmp_path: Path) -> None:
+    text = (files.data_folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
+    mine = tmp_path / "mine.toml"
+    mine.write_text(text.replace('"google"', '"mine"').replace("Transformer/encoder_norm/", "Transformer/last/"))
+    model = built()
+    path = converters.save(model, tmp_path / "mine.npz", format=str(mine))
+    assert "Transformer/last/scale" in reference.arrays(path)
+    assert_same_bits(values(converters.load(path, format=str(mine))), values(model))

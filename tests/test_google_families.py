@@ -15,7 +15,6 @@ import command_line
 from keras_vit import ViTConfig, converters, export, position, visualize
 from keras_vit.converters.containers import open_container
 from keras_vit.converters.source import open_checkpoint
-from keras_vit.model import sizes
 from keras_vit.model.config import ResNetConfig
 from keras_vit.model.cost import count
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -40,7 +39,6 @@ FORMATS = {
 }
 # Official output -> name of our feature.
 FEATURES = {"pre_logits": "pre_logits", "encoded": "encoder_norm", "tokens": "block_1"}
-TARGETS = [(name, target) for name, case in CASES.items() for target in case.get("targets", ())]
 # FlexiViT's model resizes its positions with antialias, big_vision's load() does not; timm has one way.
 METHODS = {"r0": "bilinear-antialias", "r3": "bilinear-antialias", "load": "official"}
 
@@ -63,26 +61,21 @@ def loaded(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_file_gives_the_numbers_of_its_official_code(name: str) -> None:
+def test_a_file_gives_the_numbers_of_its_official_code_and_is_written_back(name: str, tmp_path: Path) -> None:
     assert converters.detect(path_of(name)) == FORMATS[name]
     want, model = expected(name), loaded(name)
-    if "input" not in want:  # the official code ran it at other sizes only
-        return
-    images = want["input"].astype(np.float64)
-    got = model.features(images, [*(FEATURES[key] for key in FEATURES if key in want), model.feature_names[-1]])
-    errors = {
-        key: distance(np.reshape(got[FEATURES[key]], want[key].shape), want[key]) for key in want if key in FEATURES
-    }
-    assert max(errors.values()) <= CASES[name]["tolerance"], errors
-    output = got[model.feature_names[-1]]
-    assert distance(output, want["output"]) <= CASES[name]["tolerance"]
-    assert distance(output, want["output_float64"]) <= CASES[name]["tolerance_float64"]
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_file_that_is_written_again_has_the_same_tensors(name: str, tmp_path: Path) -> None:
-    path = converters.save(loaded(name), tmp_path / path_of(name).name, format=FORMATS[name])
-    assert converters.read_config(path) == loaded(name).config
+    if "input" in want:  # else the official code ran it at other sizes only
+        images = want["input"].astype(np.float64)
+        got = model.features(images, [*(FEATURES[key] for key in FEATURES if key in want), model.feature_names[-1]])
+        errors = {
+            key: distance(np.reshape(got[FEATURES[key]], want[key].shape), want[key]) for key in want if key in FEATURES
+        }
+        assert max(errors.values()) <= CASES[name]["tolerance"], errors
+        output = got[model.feature_names[-1]]
+        assert distance(output, want["output"]) <= CASES[name]["tolerance"]
+        assert distance(output, want["output_float64"]) <= CASES[name]["tolerance_float64"]
+    path = converters.save(model, tmp_path / path_of(name).name, format=FORMATS[name])
+    assert converters.read_config(path) == model.config
     with open_container(path) as written, open_container(path_of(name)) as official:
         ours, theirs = (
             {re.sub("^(params/)?(img/)?", "", key): key for key in file.headers} for file in (written, official)
@@ -95,8 +88,7 @@ def test_a_file_that_is_written_again_has_the_same_tensors(name: str, tmp_path: 
 
 
 def test_a_text_tower_is_left_out_by_name() -> None:
-    text = r"checkpoint.npz has other parts than the image encoder, which are not read: b \(1\), t \(1\), txt \(\d+\)"
-    with pytest.warns(UserWarning, match=text):
+    with pytest.warns(UserWarning, match=r"other parts .* not read: b \(1\), t \(1\), txt \(\d+\)"):
         converters.load(path_of("bv_siglip2"))
     with open_checkpoint(path_of("bv_siglip_head")) as checkpoint:
         assert {name.partition("/")[0] for name in checkpoint.match.other_parts} == {"b", "t", "txt"}
@@ -105,25 +97,27 @@ def test_a_text_tower_is_left_out_by_name() -> None:
 # ---- FlexiViT
 
 
-@pytest.mark.parametrize(
-    ("name", "target"), TARGETS, ids=lambda value: value["name"] if isinstance(value, dict) else value
-)
-def test_patches_and_positions_are_resized_as_the_official_code_does(name: str, target: dict[str, Any]) -> None:
-    sizes = {key: np.broadcast_to(target[key], 2).tolist() for key in ("image_size", "patch_size")}
-    method = METHODS.get(target["name"].partition("_")[0])
-    want = {key: value for key, value in expected(name).items() if key.startswith(target["name"])}
-    images = want[f"{target['name']}/input"]
-    if method in (None, "official"):  # the method of the file
-        model = converters.load(path_of(name), **sizes)
-    else:
-        model = loaded(name).resized(sizes["image_size"], method, patch_size=sizes["patch_size"])
-    assert distance(model(images), want[f"{target['name']}/output"]) <= CASES[name]["tolerance"]
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "targets" in case])
+def test_patches_and_positions_are_resized_as_the_official_code_does(name: str) -> None:
+    errors = {}
+    for target in CASES[name]["targets"]:
+        sizes = {key: np.broadcast_to(target[key], 2).tolist() for key in ("image_size", "patch_size")}
+        method = METHODS.get(target["name"].partition("_")[0])
+        want = {key: value for key, value in expected(name).items() if key.startswith(target["name"])}
+        if method in (None, "official"):  # the method of the file
+            model = converters.load(path_of(name), **sizes)
+        else:
+            model = loaded(name).resized(sizes["image_size"], method, patch_size=sizes["patch_size"])
+        output = model(want[f"{target['name']}/input"])
+        errors[target["name"]] = distance(output, want[f"{target['name']}/output"])
+    assert max(errors.values()) <= CASES[name]["tolerance"], errors
 
 
 def test_resized_patches_and_positions_are_those_of_big_vision() -> None:
     want = arrays(FOLDER / "patch_resize.npz")
     kernel, table = want.pop("kernel"), want.pop("positions").reshape(1, 49, 8)
     methods = {"grid": "bilinear-antialias", "load_grid": "official"}
+    errors = {}
     for name, value in want.items():
         kind, _, text = name.partition("/")
         size = tuple(map(int, np.broadcast_to([int(side) for side in text.split("x")], 2)))
@@ -132,52 +126,39 @@ def test_resized_patches_and_positions_are_those_of_big_vision() -> None:
         else:
             got = position.resize(table, size, prefix_tokens=0, method=methods[kind]).reshape(value.shape)
         assert got.dtype == value.dtype
-        # TensorFlow builds the official resize matrix in float32: 1.2e-5 was measured for 30 pixels.
-        assert distance(got, value) <= 5e-5, name
+        errors[name] = distance(got, value)
+    # TensorFlow builds the official resize matrix in float32: 1.2e-5 was measured for 30 pixels.
+    assert max(errors.values()) <= 5e-5, errors
 
 
-def test_a_patch_of_the_same_size_is_an_exact_copy_and_a_wrong_one_is_an_error() -> None:
-    kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 8)).astype(np.float32)
-    same = position.resize_patches(kernel, 4)
-    assert np.array_equal(same, kernel)
-    assert not np.shares_memory(same, kernel)
-    with pytest.raises(ValueError, match=r"patch_size must be an integer or .*Received: 0"):
-        position.resize_patches(kernel, 0)
-    with pytest.raises(ValueError, match=r"\(height, width, channels, hidden\). Received: \(4, 4, 3\)"):
-        position.resize_patches(kernel[..., 0], 2)
-    with pytest.raises(TypeError, match="A patch kernel must contain floating-point numbers"):
-        position.resize_patches(kernel.astype(int), 2)
-    with pytest.raises(ValueError, match="Unknown interpolation method"):
-        position.resize_patches(kernel, 2, method="nearest")
-
-
-@pytest.mark.parametrize("method", position.METHODS)
-def test_a_kernel_sees_the_same_in_patches_that_were_enlarged(method: str) -> None:
+def test_a_kernel_sees_the_same_in_patches_that_were_enlarged() -> None:
     # The least-squares solution is exact when a patch grows: B has full column rank.
     random = np.random.default_rng(1)
     kernel, patch = random.normal(size=(4, 6, 2, 5)), random.normal(size=(4, 6, 2))
-    matrices = [
-        position._MATRICES["bicubic-antialias" if "cubic-anti" in method else "bilinear"](2 * n, n) for n in (4, 6)
-    ]
-    larger = np.einsum("hi,wj,ijc->hwc", *matrices, patch)
-    token = np.einsum("hwc,hwcd->d", larger, position.resize_patches(kernel, (8, 12), method=method))
-    assert np.allclose(token, np.einsum("hwc,hwcd->d", patch, kernel), rtol=0, atol=1e-12)
+    assert np.array_equal(position.resize_patches(kernel, (4, 6)), kernel)
+    for method in position.METHODS:
+        matrices = [
+            position._MATRICES["bicubic-antialias" if "cubic-anti" in method else "bilinear"](2 * n, n) for n in (4, 6)
+        ]
+        larger = np.einsum("hi,wj,ijc->hwc", *matrices, patch)
+        token = np.einsum("hwc,hwcd->d", larger, position.resize_patches(kernel, (8, 12), method=method))
+        assert np.allclose(token, np.einsum("hwc,hwcd->d", patch, kernel), rtol=0, atol=1e-12), method
 
 
-@pytest.mark.parametrize(
-    ("changes", "sizes", "text"),
-    [
-        ({}, {"patch_size": 0}, "patch_size must be an integer >= 1"),
-        ({}, {"patch_size": (4, 4, 4)}, "patch_size must be an integer >= 1"),
-        ({}, {"patch_size": 33}, "the image is smaller than one patch"),
-        (VARIANTS["hybrid"], {"patch_size": 2}, "patch_size is fixed in a hybrid"),
-        (VARIANTS["relative positions"], {"patch_size": 4}, "are not interpolated"),
-    ],
-    ids=str,
-)
-def test_an_impossible_size_is_one_clear_error(changes: dict[str, Any], sizes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        built(**changes).resized(**sizes)
+def test_an_impossible_patch_size_is_one_clear_error() -> None:
+    with pytest.raises(TypeError, match="floating-point numbers"):
+        position.resize_patches(np.ones((4, 4, 3, 8), int), 2)
+    with pytest.raises(ValueError, match=r"\(height, width, channels, hidden\)"):
+        position.resize_patches(np.ones((4, 4, 3)), 2)
+    for changes, size, text in (
+        ({}, 0, "patch_size must be an integer >= 1"),
+        ({}, (4, 4, 4), "patch_size must be an integer >= 1"),
+        ({}, 33, "the image is smaller than one patch"),
+        (VARIANTS["hybrid"], 2, "patch_size is fixed in a hybrid"),
+        (VARIANTS["relative positions"], 4, "are not interpolated"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            built(**changes, num_layers=1).resized(patch_size=size)
 
 
 def test_other_patches_from_memory_a_keras_file_and_the_command_line(
@@ -206,75 +187,37 @@ def test_one_model_is_exported_with_fewer_tokens(tmp_path: Path) -> None:
 MIXER = OTHERS["mixer"]
 
 
-# Mixer: models_test.py of google-research/vision_transformer; BiT: results-imagenet.csv of timm, in millions.
-SIZES = {
-    "Mixer-B/16": 59_880_472,
-    "Mixer-B/32": 60_293_428,
-    "Mixer-L/16": 208_196_168,
-    "BiT-R50x1": 25.55,
-    "BiT-R50x3": 217.32,
-    "BiT-R101x1": 44.54,
-    "BiT-R101x3": 387.93,
-    "BiT-R152x2": 236.34,
-    "BiT-R152x4": 936.53,
-}
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_the_official_sizes_have_their_number_of_parameters(name: str) -> None:
-    config = ViTConfig.from_name(name.replace("-", "_").casefold().replace("/", ""))
-    found = count(config).parameters
-    assert SIZES[name] in (found, round(found / 1e6, 2))
-    assert sizes.name_of(config) == name
-    assert sizes.name_of(config.replace(hidden_size=64, resnet=None, num_layers=1, patch_size=7)).endswith(
-        "of width 64"
-    )
-
-
-def test_a_mixer_is_a_model_like_any_other(tmp_path: Path) -> None:
+def test_a_mixer_is_counted_and_resized_with_as_many_tokens() -> None:
     model = built(**MIXER, class_token=True, layer_scale=0.1, num_layers=1)  # the token MLP mixes the class token too
-    images = prepared(model.config)
-    assert count(model.config).parameters == model.count_params()
     counted = count(model.config)
+    assert counted.parameters == model.count_params()
     assert counted.flops > counted.block_flops > 0
-    assert counted.activation_bytes > 0
-    model.save(tmp_path / "model.keras")
-    again = converters.load(tmp_path / "model.keras")
-    assert again.config == model.config
-    assert np.array_equal(again(images), model(images))
-    model.compile("sgd", "mse")
-    assert model.train_on_batch(images, np.ones((2, 5))) > model.train_on_batch(images, np.ones((2, 5)))
-    wider = model.resized(64, patch_size=16)  # as many tokens
-    assert wider.config.grid == model.config.grid
+    assert model.resized(64, patch_size=16).config.grid == model.config.grid
 
 
 def test_what_a_mixer_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
     model = built(**MIXER, num_layers=1)
-    images = prepared(model.config)
-    for call in (model.attention_maps, functools.partial(visualize.attention_rollout, model)):
-        with pytest.raises(ValueError, match=r"Attention maps need .*MLPs over the tokens \(tokens_mlp_dim\)"):
-            call(images)
+    with pytest.raises(ValueError, match=r"Attention maps need .*tokens_mlp_dim"):
+        model.attention_maps(prepared(model.config))
     for options in ({"image_size": 64}, {"patch_size": 4}):
         with pytest.raises(ValueError, match="A token MLP has weights for 16 tokens: .* which give 64"):
             model.resized(**options)
     with pytest.raises(ValueError, match="A token MLP has weights for 16 tokens"):
         converters.load(path_of("vit_mixer"), image_size=64)
-    model = built(**MIXER, class_token=True, num_layers=1)
-    with pytest.raises(
-        ValueError, match="attention=True needs attention and a class token. Received: .* without atten"
-    ):
-        export.tflite(model, tmp_path / "model.tflite", attention=True)
+    with pytest.raises(ValueError, match="attention=True needs attention"):
+        export.tflite(built(**MIXER, class_token=True, num_layers=1), tmp_path / "model.tflite", attention=True)
     with pytest.raises(ValueError, match="position='relative' needs attention"):
         ViTConfig(tokens_mlp_dim=8, position="relative", position_place="shared")
-    with pytest.raises(ValueError, match="rotary_theta needs attention. Received: tokens_mlp_dim"):
+    with pytest.raises(ValueError, match="rotary_theta needs attention"):
         ViTConfig(tokens_mlp_dim=8, rotary_theta=100.0)
-    for field in ("gated_mlp", "mlp_norm"):
-        with pytest.raises(converters.CheckpointError, match=field):
-            converters.save(built(**MIXER, **{field: True}), tmp_path / "model.npz", format="mixer")
-    with pytest.raises(converters.CheckpointError, match="no place for an MLP over the tokens"):
-        converters.save(built(**MIXER, num_layers=1), tmp_path / "model.npz", format="google")
-    with pytest.raises(converters.CheckpointError, match="no place for attention: .*prefix/cls"):
-        converters.save(built(num_layers=1), tmp_path / "model.npz", format="mixer")
+    for changes, format, error in (
+        (MIXER | {"gated_mlp": True}, "mixer", "gated_mlp"),
+        (MIXER | {"mlp_norm": True}, "mixer", "mlp_norm"),
+        (MIXER, "google", "no place for an MLP over the tokens"),
+        ({}, "mixer", "no place for attention: .*prefix/cls"),
+    ):
+        with pytest.raises(converters.CheckpointError, match=error):
+            converters.save(built(**changes, num_layers=1), tmp_path / "model.npz", format=format)
     assert not list(tmp_path.iterdir())
 
 
@@ -284,27 +227,24 @@ BIT = {name: value for name, value in OTHERS["BiT"].items() if name != "resnet"}
 RESNET = OTHERS["BiT"]["resnet"]
 
 
-@pytest.mark.parametrize("resnet", [RESNET, RESNET | {"version": 1}, RESNET | {"stage_widths": (32, 64)}], ids=str)
-def test_the_arithmetic_of_a_resnet_is_that_of_its_layers(resnet: dict[str, Any]) -> None:
-    model = VisionTransformer(tiny(**BIT, resnet=resnet))
-    assert count(model.config).parameters == model.count_params()
-    counted = count(model.config)
-    kernels = sum(weight.shape.num_elements() for weight in model.weights if weight.path.endswith("kernel"))
-    assert counted.file_bytes["float32"] - counted.file_bytes["float16"] == 2 * kernels
-    assert counted.flops > counted.block_flops == 0
-    assert counted.activation_bytes > 0
-    assert model.feature_names[-2:] == ["pre_logits", "logits"]
+def test_the_arithmetic_of_a_resnet_is_that_of_its_layers() -> None:
+    for resnet in (RESNET, RESNET | {"version": 1}, RESNET | {"stage_widths": (32, 64)}):
+        model = VisionTransformer(tiny(**BIT, resnet=resnet))
+        counted = count(model.config)
+        assert counted.parameters == model.count_params()
+        kernels = sum(weight.shape.num_elements() for weight in model.weights if weight.path.endswith("kernel"))
+        assert counted.file_bytes["float32"] - counted.file_bytes["float16"] == 2 * kernels
+        assert counted.flops > counted.block_flops == 0
+        assert counted.activation_bytes > 0
+        assert model.feature_names[-2:] == ["pre_logits", "logits"]
 
 
-def test_a_resnet_is_a_model_like_any_other(tmp_path: Path) -> None:
+def test_a_resnet_takes_images_of_any_size(tmp_path: Path) -> None:
     model = built(**BIT | {"hidden_size": 128}, image_size=16, resnet=RESNET | {"num_layers": (1,)})
-    images = prepared(model.config)
     model.save(tmp_path / "model.keras")
-    again = converters.load(tmp_path / "model.keras", image_size=(40, 64))  # convolutions take any size
+    again = converters.load(tmp_path / "model.keras", image_size=(40, 64))
     assert again.config.grid == (10, 16)
     assert_same_bits(values(again), values(model))
-    model.compile("sgd", "mse")
-    assert model.train_on_batch(images, np.ones((2, 5))) > model.train_on_batch(images, np.ones((2, 5)))
 
 
 def test_what_a_resnet_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
@@ -312,18 +252,18 @@ def test_what_a_resnet_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
     for call in (model.attention_maps, functools.partial(visualize.class_attention, model)):
         with pytest.raises(ValueError, match=r"Attention maps need .* no blocks \(num_layers=0\)"):
             call(prepared(model.config))
-    with pytest.raises(ValueError, match="Masked patch prediction corrupts .* without patch embedding"):
+    with pytest.raises(ValueError, match="Masked patch prediction"):
         MaskedPatchModel(model)
     with pytest.raises(converters.CheckpointError, match="no place for a ResNet of version 2"):
         converters.save(model, tmp_path / "model.npz", format="google")
     with pytest.raises(converters.CheckpointError, match="no place for a hybrid's ResNet"):
         converters.save(built(**BIT, resnet=RESNET | {"version": 1}), tmp_path / "model.npz", format="bit")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match=r"num_layers=0, a ResNet .* needs hidden_size=256.* Received: hidden_size=64"):
+    with pytest.raises(ValueError, match=r"needs hidden_size=256.* Received: hidden_size=64"):
         tiny(**BIT | {"hidden_size": 64}, resnet=RESNET)
-    with pytest.raises(ValueError, match="num_layers=0, a ResNet without a Transformer, needs"):
+    with pytest.raises(ValueError, match="num_layers=0"):
         tiny(num_layers=0)
-    with pytest.raises(ValueError, match=r"version must be one of \[1, 2\]. Received: 3"):
+    with pytest.raises(ValueError, match="version must be one of"):
         ResNetConfig(version=3)
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import resource
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +25,12 @@ PHOTO = image_kinds.photo()
 ALPHA = Image.fromarray(np.tile(np.arange(60, dtype=np.uint8) * 4, (45, 1)))
 
 
-@pytest.mark.parametrize("name", image_table.kinds())
-def test_a_path_an_object_and_bytes_give_the_same_pixels(name: str) -> None:
-    kind = image_table.kinds()[name]
-    pixels = [each for each in image_table.received(kind) if not isinstance(each, str)]
-    for each in pixels:
-        np.testing.assert_array_equal(each, image_table.expected(kind))
+def test_a_path_an_object_and_bytes_give_the_same_pixels() -> None:
+    wrong = {}
+    for name, kind in image_table.kinds().items():
+        pixels = [each for each in image_table.received(kind) if not isinstance(each, str)]
+        wrong[name] = [way for way, each in enumerate(pixels) if not np.array_equal(each, image_table.expected(kind))]
+    assert {name: ways for name, ways in wrong.items() if ways} == {}
 
 
 def test_the_table_of_image_files_is_up_to_date() -> None:
@@ -78,34 +74,28 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode_of_pillow_is_read(mode: str) -> None:
-    image = MODES[mode]()
-    assert image.mode == mode
-    if mode.startswith("I"):
-        expected = np.repeat(np.asarray(PHOTO.convert("L"))[..., None], 3, axis=-1)
-    else:
-        rgb = {"La": "LA", "RGBa": "RGBA"}.get(mode)
-        expected = np.asarray((image.convert(rgb) if rgb else image).convert("RGB"))
-    np.testing.assert_array_equal(decoded(image), expected)
-    assert decoded(image, 1).shape == (45, 60, 1)
+def test_every_mode_of_pillow_is_read() -> None:
+    for mode, image_of_mode in MODES.items():
+        image = image_of_mode()
+        assert image.mode == mode
+        if mode.startswith("I"):
+            expected = np.repeat(np.asarray(PHOTO.convert("L"))[..., None], 3, axis=-1)
+        else:
+            rgb = {"La": "LA", "RGBa": "RGBA"}.get(mode)
+            expected = np.asarray((image.convert(rgb) if rgb else image).convert("RGB"))
+        np.testing.assert_array_equal(decoded(image), expected, err_msg=mode)
+        assert decoded(image, 1).shape == (45, 60, 1)
 
 
-@pytest.mark.parametrize(
-    ("mode", "values", "received"),
-    [
-        ("I", np.int32([[0, 256]]), "0..256"),
-        ("I", np.int32([[-1, 5]]), "-1..5"),
-        ("F", np.float32([[0, 300]]), "0..300"),
-        ("F", np.float32([[0, 0.5]]), "0..0.5"),
-        ("F", np.float32([[0, np.nan]]), "nan..nan"),
-    ],
-)
-def test_values_that_are_no_pixels_are_an_error_that_names_the_mode(mode: str, values: Any, received: str) -> None:
-    image = Image.fromarray(values)
-    assert image.mode == mode
-    with pytest.raises(ValueError, match=rf"Pillow image has mode {mode}, .*0 to 255.*Received: {re.escape(received)}"):
-        decoded(image)
+def test_values_that_are_no_pixels_are_an_error_that_names_the_mode() -> None:
+    values = {"I": [np.int32([[0, 256]]), np.int32([[-1, 5]])]}
+    values["F"] = [np.float32([[0, high]]) for high in (300, 0.5, np.nan)]
+    for mode, arrays in values.items():
+        for array in arrays:
+            image = Image.fromarray(array)
+            assert image.mode == mode
+            with pytest.raises(ValueError, match=rf"mode {mode}, .*0 to 255"):
+                decoded(image)
 
 
 def test_a_16_bit_png_that_an_old_pillow_opens_as_i_is_read_as_the_path_is() -> None:
@@ -114,57 +104,45 @@ def test_a_16_bit_png_that_an_old_pillow_opens_as_i_is_read_as_the_path_is() -> 
     np.testing.assert_array_equal(decoded(image)[..., 0], [[0, 0, 1, 255]])
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "WEBP", "CMYK"])
-def test_a_grey_model_sees_the_same_grey_of_every_file_and_object(kind: str, tmp_path: Path) -> None:
+def test_a_grey_model_sees_the_same_grey_of_every_file_and_object(tmp_path: Path) -> None:
     path = tmp_path / "photo"
-    image = PHOTO.convert("CMYK") if kind == "CMYK" else PHOTO
-    path.write_bytes(image_kinds.encoded(image, "JPEG" if kind == "CMYK" else kind))
-    np.testing.assert_array_equal(decoded(Image.open(path), 1), decoded(path, 1))
+    files = {kind: image_kinds.encoded(PHOTO, kind) for kind in ("JPEG", "PNG", "BMP", "WEBP")}
+    files["CMYK"] = image_kinds.encoded(PHOTO.convert("CMYK"), "JPEG")
+    for kind, file in files.items():
+        path.write_bytes(file)
+        grey = decoded(path, 1)
+        np.testing.assert_array_equal(grey, tf.image.rgb_to_grayscale(decoded(path)), err_msg=kind)
+        np.testing.assert_array_equal(decoded(Image.open(path), 1), grey, err_msg=kind)
+    with pytest.raises(ValueError, match="4 channels: pass arrays"):
+        decoded(path, 4)
 
 
 def test_grey_in_blocks_is_tensorflows(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = np.asarray(PHOTO)
     expected = tf.image.rgb_to_grayscale(pixels)
-    for block in (1 << 20, 1000, 45 * 60, 7):
+    for block in (1000, 45 * 60):
         monkeypatch.setattr(images, "GREY_BLOCK", block)
         np.testing.assert_array_equal(images.to_grey(pixels), expected)
     np.testing.assert_array_equal(images.to_grey(np.stack([pixels] * 2)), tf.stack([expected] * 2))
 
 
-def test_a_model_of_other_channels_takes_no_files(tmp_path: Path) -> None:
-    PHOTO.save(tmp_path / "x.png")
-    with pytest.raises(ValueError, match="4 channels: pass arrays"):
-        decoded(tmp_path / "x.png", 4)
-
-
 # What a file is, if it is no image
 
 
-@pytest.mark.parametrize(
-    ("start", "says"),
-    [
-        (b"", "is an empty file"),
-        (
-            b"\0\0\0\x18ftypheic",
-            "is a HEIC photo, an AVIF image or a video, which cannot be read. Save it as JPEG or PNG",
-        ),
-        (b"<svg/>", "is text, such as SVG or HTML"),
-        (b"nothing", r"is not an image of a known format\. Save it as JPEG or PNG"),
-    ],
-)
-def test_a_file_that_is_no_image_says_what_it_is(start: bytes, says: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_image_says_what_it_is(tmp_path: Path) -> None:
     path = tmp_path / "x.jpg"
-    path.write_bytes(start)
-    with pytest.raises(ValueError, match=rf"x\.jpg' {says}"):
+    starts = {b"": "an empty file", b"\0\0\0\x18ftypheic": "HEIC", b"<svg/>": "text, such as SVG", b"nothing": "format"}
+    for start, says in starts.items():
+        path.write_bytes(start)
+        with pytest.raises(ValueError, match=rf"x\.jpg' is .*{says}"):
+            decoded(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=r"x\.jpg' is not a regular file"):
         decoded(path)
 
 
-def test_a_device_is_no_image(tmp_path: Path) -> None:
-    (tmp_path / "x.jpg").symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match=r"x\.jpg' is not a regular file"):
-        decoded(tmp_path / "x.jpg")
-
-
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["BMP", "TIFF", "GIF", "WEBP", "PNG", "JPEG"])
 def test_a_damaged_file_is_an_image_or_a_value_error(kind: str, tmp_path: Path) -> None:
     random, path = np.random.default_rng(0), tmp_path / "x"
@@ -192,9 +170,9 @@ def test_errors_of_pillows_readers_are_value_errors(tmp_path: Path, monkeypatch:
         raise OverflowError("Python int too large to convert to C long")
 
     monkeypatch.setattr(Image.Image, "load", fail)
-    with pytest.raises(ValueError, match=r"x\.bmp' is a damaged image: Python int too large"):
+    with pytest.raises(ValueError, match=r"x\.bmp' is a damaged image"):
         decoded(path)
-    with pytest.raises(ValueError, match="The Pillow image is a damaged image: Python int"):
+    with pytest.raises(ValueError, match="The Pillow image is a damaged image"):
         decoded(Image.new("RGB", (3, 3)))
 
 
@@ -223,59 +201,41 @@ def test_a_page_instead_of_an_image_is_named_and_not_kept(server: FileServer, ca
 # Limits
 
 
-def bomb(mode: str, width: int, height: int, kind: str = "PNG") -> bytes:
-    return image_kinds.encoded(Image.new(mode, (width, height)), kind)
-
-
-@pytest.mark.parametrize(
-    ("kind", "width", "height"),
-    [
-        *((kind, 10_000, 5_001) for kind in ("PNG", "GIF", "TIFF")),
-        *(
-            (kind, *sides) for kind in ("PNG", "TIFF") for sides in ((70_000, 2), (2, 70_000))
-        ),  # a GIF has no such sides
-    ],
-)
-def test_the_limit_of_pixels_is_the_same_for_every_format(kind: str, width: int, height: int, tmp_path: Path) -> None:
+def test_the_limit_of_pixels_is_the_same_for_every_format(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    path.write_bytes(bomb("L", width, height, kind))
-    with Image.open(path) as image:
-        for given in (path, image):
-            with pytest.raises(ValueError, match=rf"50,000,000 pixels and sides of at most 65,535.*{height} x {width}"):
-                decoded(given)
-
-
-def test_pillows_own_limit_is_the_same_error(tmp_path: Path) -> None:
-    head = image_kinds.encoded(PHOTO, "BMP")
-    path = tmp_path / "x.bmp"
-    path.write_bytes(head[:18] + (30_000).to_bytes(4, "little") + (30_000).to_bytes(4, "little") + head[26:])
+    cases = [(kind, 10_000, 5_001) for kind in ("PNG", "GIF", "TIFF")]  # a GIF has no sides above 65,535
+    cases += [(kind, *sides) for kind in ("PNG", "TIFF") for sides in ((70_000, 2), (2, 70_000))]
+    for kind, width, height in cases:
+        path.write_bytes(image_kinds.encoded(Image.new("L", (width, height)), kind))
+        with Image.open(path) as image:
+            for given in (path, image):
+                with pytest.raises(ValueError, match=rf"50,000,000 pixels.*{height} x {width}"):
+                    decoded(given)
+    head = image_kinds.encoded(PHOTO, "BMP")  # above Pillow's own limit
+    path.write_bytes(head[:18] + (30_000).to_bytes(4, "little") * 2 + head[26:])
     with pytest.raises(ValueError, match="50,000,000 pixels"):
         decoded(path)
 
 
-@pytest.mark.full  # a process of its own, whose peak of memory is measured
+def peak() -> int:
+    """Return the largest memory of the process so far, in kB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.mark.full
 def test_the_largest_photo_of_a_grey_model_takes_little_memory(tmp_path: Path) -> None:
-    (tmp_path / "small.png").write_bytes(bomb("L", 10, 10))
-    (tmp_path / "large.png").write_bytes(bomb("L", 10_000, 5_000))
-    script = """
-        import resource
-        from keras_vit.model.config import Preprocessing
-        from keras_vit.model.preprocess import prepare
-        for name in ("small.png", "large.png"):
-            prepare(name, image_size=(224, 224), num_channels=1, preprocessing=Preprocessing(antialias=True))
-            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    small, large = map(int, output.split())
+    path, plain = tmp_path / "large.png", image_table.Preprocessing(antialias=True)
+    path.write_bytes(image_kinds.encoded(Image.new("L", (10_000, 5_000)), "PNG"))
+    before = peak()
+    prepare(path, image_size=(224, 224), num_channels=1, preprocessing=plain)
     # 150 MB in colour, 50 MB in grey, and copies: 700 MB. Converted in one piece it were 1,840 MB.
-    assert large - small < 1_000_000  # kB
+    assert peak() - before < 1_000_000
 
 
-@pytest.mark.parametrize("shape", [(2, 60_000), (60_000, 2), (1, 9_000)])
-def test_a_crop_of_a_thread_takes_little_memory(shape: tuple[int, int]) -> None:
-    image = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    plain = image_table.Preprocessing(resize="crop", antialias=True, crop_fraction=0.9)
-    assert prepare(image, image_size=(224, 224), num_channels=3, preprocessing=plain).shape == (1, 224, 224, 3)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB; whole, 3 GB and more
+def test_a_crop_of_a_thread_takes_little_memory() -> None:
+    before, plain = peak(), image_table.Preprocessing(resize="crop", antialias=True, crop_fraction=0.9)
+    for shape in ((2, 60_000), (60_000, 2), (1, 9_000)):
+        image = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+        prepared = prepare(image, image_size=(224, 224), num_channels=3, preprocessing=plain)
+        assert prepared.shape == (1, 224, 224, 3)
+    assert peak() - before < 200_000  # whole, 3 GB and more

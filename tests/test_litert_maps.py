@@ -104,23 +104,18 @@ def test_a_keras_model_on_a_backbone_is_written_and_verified(tmp_path: Path) -> 
         assert export.tflite(model, tmp_path / "own.tflite", quantize=mode, verify=images).max_error < most
 
 
-@pytest.mark.parametrize(
-    ("layers", "options", "message"),
-    [
-        ([keras.layers.Softmax()], {}, "no LiteRT writer for the layer 'softmax.*' *. Received: Softmax"),
-        (
-            [keras.layers.Conv2D(4, 3, dilation_rate=2, padding="same")],
-            {},
-            r"layer 'conv2d.*dilation_rate=\(2, 2\)",
-        ),
-        ([keras.layers.Conv2D(4, 3, activation="selu")], {}, "activation 'selu'"),
-        ([keras.layers.Conv2DTranspose(4, 4, 2)], {"batch": None}, "batch=None"),
-        ([keras.layers.ReLU()], {"attention": True}, "attention=True is for VisionTransformers"),
-        ([keras.layers.ReLU()], {"output": "classes"}, "a class for every pixel"),
-        ([keras.layers.ReLU()], {"image_size": 64}, "image_size is for VisionTransformers"),
-    ],
-)
-def test_what_cannot_be_written_is_named(layers: Any, options: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        export.tflite(own_model(*layers), tmp_path / "own.tflite", **{"quantize": "none", **options})
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    layers = keras.layers
+    wrong: list[tuple[keras.layers.Layer, dict[str, Any], str]] = [
+        (layers.Softmax(), {}, "no LiteRT writer for the layer 'softmax"),
+        (layers.Conv2D(4, 3, dilation_rate=2, padding="same"), {}, "dilation_rate"),
+        (layers.Conv2D(4, 3, activation="selu"), {}, "activation 'selu'"),
+        (layers.Conv2DTranspose(4, 4, 2), {"batch": None}, "batch=None"),
+        (layers.ReLU(), {"attention": True}, "attention=True"),
+        (layers.ReLU(), {"output": "classes"}, "a class for every pixel"),
+        (layers.ReLU(), {"image_size": 64}, "image_size"),
+    ]
+    for layer, options, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            export.tflite(own_model(layer), tmp_path / "own.tflite", **{"quantize": "none", **options})
     assert not list(tmp_path.iterdir())

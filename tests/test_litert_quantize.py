@@ -1,14 +1,17 @@
-"""Quantized files: the error of each mode on real images, the rounding of kernels, and invalid input."""
+"""Quantized files: the error of each mode on real images, the rounding of kernels, fixed ranges, and invalid input."""
+
+from __future__ import annotations
 
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from keras_vit import digits, zoo
+from keras_vit import dense, digits, export, zoo
 from keras_vit._util import files
 from keras_vit.export import modes, samples
 from keras_vit.export.calibration import with_enlarged_parts
@@ -18,8 +21,10 @@ from keras_vit.export.litert.operators import INT4, INT8, Operators, RoundedDens
 from keras_vit.export.litert.options import Options
 from keras_vit.export.modes import Mode, Rule
 from keras_vit.export.quantize import Tokens, gptq, quantize, round_dense
-from litert_graph import interpreter
-from tiny_models import built
+from litert_graph import interpreter, read_labels
+from marks import full_except
+from outlier_models import score
+from tiny_models import FAMILIES, OTHERS, VARIANTS, built
 
 pytest.importorskip("ai_edge_quantizer")
 
@@ -64,6 +69,10 @@ def unpacked(path: Path):
     return s.ModelT.InitFromObj(s.Model.GetRootAs(path.read_bytes()))
 
 
+def ruled(*rules: Rule) -> Mode:
+    return Mode(name="mine", summary="", devices="", least_cosine=0.0, least_agreement=0.0, rules=rules)
+
+
 def test_the_manuals_mode_works(tiny_file, tmp_path):
     manual = (files.data_folder("converters") / "README.md").read_text(encoding="utf-8")
     [table] = [block for block in re.findall(r"```toml\n(.*?)```", manual, re.DOTALL) if "[[rules]]" in block]
@@ -77,23 +86,14 @@ def test_the_manuals_mode_works(tiny_file, tmp_path):
     assert kept == {"head/kernel", *(f"block_0/{name}/kernel" for name in dense)}
 
 
-def ruled(*rules: Rule) -> Mode:
-    return Mode(name="mine", summary="", devices="", least_cosine=0.0, least_agreement=0.0, rules=rules)
-
-
-def write(model, source, path, mode, calibration):
-    if mode.uses_quantizer:
-        quantize(source, path, mode, calibration=calibration)
-    else:
-        rounded = round_dense(source, mode, calibration, Tokens.of(model)) if mode.needs_calibration else {}
-        build_file(model, Options(storage=mode, rounded=rounded)).write(path)
-
-
 @pytest.mark.parametrize("name", LEAST_SQNR)
 def test_every_mode_keeps_the_digits(digit_files, tmp_path, name):
-    model, source, images, labels, calibration = digit_files
+    model, _, images, labels, calibration = digit_files
     mode, path = modes.load_mode(name), tmp_path / "model.tflite"
-    write(model, source, path, mode, calibration)
+    given = {"calibration": calibration} if mode.needs_calibration else {}
+    report = export.tflite(model, path, quantize=name, verify=images[:64], **given)
+    assert (report.mode, report.calibrated_on) == (name, False)
+    assert b"M001" in path.read_bytes() and len(read_labels(path)) == 10
     received, expected = results(path, images), model.predict_on_batch(images)
     assert sqnr(received, expected) > LEAST_SQNR[name]
     lengths = np.linalg.norm(received, axis=1) * np.linalg.norm(expected, axis=1)
@@ -126,11 +126,10 @@ def test_a_file_that_takes_pixels_is_calibrated_with_pixels(tmp_path):
         quantize(source, path, modes.load_mode("int8"), calibration=samples.images(model.config, 8))
 
 
-@pytest.mark.parametrize("name", ["int8"])
-def test_weights_lie_inside_of_the_file_aligned_and_old_readers_find_the_operators(digit_files, tmp_path, name):
+def test_weights_lie_inside_of_the_file_aligned_and_old_readers_find_the_operators(digit_files, tmp_path):
     _, source, _, _, calibration = digit_files
     path = tmp_path / "model.tflite"
-    quantize(source, path, modes.load_mode(name), calibration=calibration[:2])
+    quantize(source, path, modes.load_mode("int8"), calibration=calibration[:2])
     model = unpacked(path)
     assert not any(buffer.offset for buffer in model.buffers)
     content = path.read_bytes()
@@ -148,7 +147,7 @@ def test_of_several_rules_the_last_that_fits_counts(tiny_file, tmp_path):
         Rule(operators=dense, weights=4, block=32, names="block_0/mlp/dense2;"),
     )
     path = tmp_path / "model.tflite"
-    write(built(), None, path, mode, None)
+    build_file(built(), Options(storage=mode)).write(path)
     tensors = {tensor.name.decode(): tensor for tensor in unpacked(path).subgraphs[0].tensors}
     types, s = {name: tensor.type for name, tensor in tensors.items()}, schema().TensorType
     assert types["block_0/mlp/dense1/kernel"] == s.FLOAT32
@@ -161,6 +160,7 @@ def test_of_several_rules_the_last_that_fits_counts(tiny_file, tmp_path):
 def test_integers_are_what_the_runtime_computes_with(tmp_path, storage):
     random = np.random.default_rng(0)
     kernel = (random.normal(size=(5, 96)) * np.repeat([1, 0.1, 10], 32)).astype(np.float32)
+    kernel[4] = 0  # without a range
     x, bias = np.rint(random.uniform(-127, 128, size=(7, 96))), random.normal(size=5)
     x[:, :2] = -127, 128  # the runtime's rounding of each row is exact then
     integers = storage.rounded(kernel)
@@ -243,28 +243,27 @@ def test_what_the_head_reads_weighs_at_least_a_quarter_of_all_tokens_in_the_roun
 
 
 def test_enlarged_parts_are_of_the_same_picture():
-    ramp = np.linspace(0, 9, 10, dtype=np.float32)
-    images = np.broadcast_to(np.stack([ramp[:, None] + 0 * ramp, ramp + 0 * ramp[:, None]], axis=-1), (5, 10, 10, 2))
+    rows = np.linspace(0, 9, 10, dtype=np.float32)[:, None, None]
+    images = np.tile(
+        np.concatenate([rows + 0 * rows.swapaxes(0, 1), 0 * rows + rows.swapaxes(0, 1)], axis=2), (5, 1, 1, 1)
+    )
     shown = with_enlarged_parts(images)
     np.testing.assert_array_equal(shown[:5], images)
-    lines = {0: shown[5:, :, 0, 0], 1: shown[5:, 0, :, 1]}  # of rows and columns: still ramps, less steep, upwards
-    for values in lines.values():
-        steps = np.diff(values)[:, 1:-1]  # the borders repeat half a pixel
-        np.testing.assert_allclose(steps, steps[:, :1].repeat(steps.shape[1], axis=1), atol=1e-5)
-        assert (steps > 0.699).all() and (steps < 1).all()
+    # Of rows and of columns: still ramps, less steep, upwards. The borders repeat half a pixel.
+    for values in (shown[5:, :, 0, 0], shown[5:, 0, :, 1]):
+        steps = np.diff(values)[:, 1:-1]
+        assert np.ptp(steps, axis=1).max() < 1e-5 and (steps > 0.699).all() and (steps < 1).all()
         assert np.ptp(steps[:, 0]) > 0.01  # each image has a part of its own
-    np.testing.assert_allclose(shown[5:, :, :, 0], shown[5:, :, :1, 0].repeat(10, axis=2), atol=1e-5)
     pixels = with_enlarged_parts(np.full((2, 3, 4, 3), 255, np.uint8))
     assert pixels.dtype == np.uint8 and (pixels == 255).all()
 
 
-@pytest.mark.parametrize(("name", "dtypes"), [("int4", {"FLOAT16", "FLOAT32"}), ("dynamic", {"FLOAT32"})])
-def test_positions_are_stored_as_the_mode_says_and_added_in_float32(name, dtypes, tmp_path):
-    model, path = built(), tmp_path / "model.tflite"
-    build_file(model, Options(storage=modes.load_mode(name))).write(path)
-    tensors = unpacked(path).subgraphs[0].tensors
-    types = {tensor.type for tensor in tensors if tensor.name.decode().startswith("position/embedding")}
-    assert types == {getattr(schema().TensorType, dtype) for dtype in dtypes}
+def test_positions_are_stored_as_the_mode_says_and_added_in_float32(tmp_path):
+    s, path = schema(), tmp_path / "model.tflite"
+    for name, dtypes in (("int4", {s.TensorType.FLOAT16, s.TensorType.FLOAT32}), ("dynamic", {s.TensorType.FLOAT32})):
+        build_file(built(), Options(storage=modes.load_mode(name))).write(path)
+        tensors = unpacked(path).subgraphs[0].tensors
+        assert {tensor.type for tensor in tensors if tensor.name.startswith(b"position/embedding")} == dtypes
 
 
 def test_calibration_images_make_dynamic_files_more_exact(digit_files, tmp_path):
@@ -277,47 +276,110 @@ def test_calibration_images_make_dynamic_files_more_exact(digit_files, tmp_path)
     assert figures[1] > figures[0] + 2  # dB; measured 4
 
 
-BAD = {
-    "none": (None, "Received: None"),
-    "empty": (np.zeros((0, 32, 32, 3), np.float32), r"one or more. Received: float32 \(0, 32, 32, 3\)"),
-    "another size": (np.zeros((2, 16, 16, 3), np.float32), r"\(count, 32, 32, 3\).*Received: float32 \(2, 16, 16, 3\)"),
-    "a single image": (np.zeros((32, 32, 3), np.float32), r"Received: float32 \(32, 32, 3\)"),
-    "pixels": (np.zeros((2, 32, 32, 3), np.uint8), r"are float32 .*Received: uint8"),
-    "NaN": (np.full((2, 32, 32, 3), np.nan, np.float32), "finite. Received: NaN or infinity in 2 of 2"),
-}
-
-
-@pytest.mark.parametrize(("images", "message"), BAD.values(), ids=BAD)
-def test_bad_calibration_images_are_refused_before_any_file(tiny_file, tmp_path, images, message):
-    source, _ = tiny_file
-    with pytest.raises(ValueError, match=message):
-        quantize(source, tmp_path / "model.tflite", modes.load_mode("int8"), calibration=images)
+def test_bad_images_and_rules_are_refused_before_any_file(tiny_file, tmp_path, monkeypatch):
+    source, images = tiny_file
+    path = tmp_path / "model.tflite"
+    for bad, message in (
+        (None, "Received: None"),
+        (np.zeros((0, 32, 32, 3), np.float32), r"float32 \(0, 32, 32, 3\)"),
+        (np.zeros((2, 16, 16, 3), np.float32), r"float32 \(2, 16, 16, 3\)"),
+        (np.zeros((32, 32, 3), np.float32), r"float32 \(32, 32, 3\)"),
+        (np.zeros((2, 32, 32, 3), np.uint8), "Received: uint8"),
+        (np.full((2, 32, 32, 3), np.nan, np.float32), "NaN or infinity in 2 of 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            quantize(source, path, modes.load_mode("int8"), calibration=bad)
+    for rule, message in (
+        (Rule(operators=("FULLY_CONECTED",), weights=8), "nearest is 'FULLY_CONNECTED'"),
+        (Rule(operators=("*",), weights=8, names="blok"), "no operator of the file fits"),
+        (Rule(operators=("BATCH_MATMUL",), weights=4), "BATCH_MATMUL"),
+    ):
+        with pytest.raises(ValueError, match=rf"Mode 'mine', rules\[0\].*{message}"):
+            quantize(source, path, ruled(rule), calibration=images)
+    monkeypatch.setitem(sys.modules, "ai_edge_quantizer", None)
+    with pytest.raises(ImportError, match=r"keras-vit-zoo\[litert\]"):
+        quantize(source, path, modes.load_mode("int8"), calibration=images)
     assert not list(tmp_path.iterdir())
 
 
-RULES = {
-    "a misspelt operator": (Rule(operators=("FULLY_CONECTED",), weights=8), "the nearest is 'FULLY_CONNECTED'"),
-    "a name that fits nothing": (Rule(operators=("*",), weights=8, names="blok"), "no operator of the file fits"),
-    "4 bits where there are none": (Rule(operators=("BATCH_MATMUL",), weights=4), "cannot do this to BATCH_MATMUL"),
+# ---- fixed ranges of 8 and 16 bits
+
+GATED = "rotary beside learned positions, gated, normed"
+# Kind of model -> layers of the last block, or of the head, whose ranges are fixed in `int8`.
+FIXED: dict[str, list[str]] = {
+    "pure": ["attention/key", "attention/query", "attention/value", "mlp/dense1"],
+    GATED: ["attention/key", "attention/query", "attention/value", "mlp/dense1", "mlp/gate"],
+    "hybrid": ["attention/key", "attention/query", "attention/value", "mlp/dense1"],
+    "mixer": ["mlp/dense1", "token_mlp/dense1"],
+    "map": ["attention/key", "attention/query", "attention/value", "mlp/dense1"],
+    "BiT": [],
 }
 
 
-@pytest.mark.parametrize(("rule", "message"), RULES.values(), ids=RULES)
-def test_rules_that_cannot_be_are_refused(tiny_file, tmp_path, rule, message):
-    source, images = tiny_file
-    with pytest.raises(ValueError, match=rf"Mode 'mine', rules\[0\].*{message}"):
-        quantize(source, tmp_path / "model.tflite", ruled(rule), calibration=images)
+def fixed_layers(path: Path) -> list[str]:
+    """Return the names of the dense layers and convolutions of a file that take integers."""
+    s = schema()
+    model = s.ModelT.InitFromObj(s.Model.GetRootAs(path.read_bytes()))
+    graph = model.subgraphs[0]
+    kinds = {s.BuiltinOperator.FULLY_CONNECTED, s.BuiltinOperator.CONV_2D}
+    layers = [one.inputs for one in graph.operators if model.operatorCodes[one.opcodeIndex].builtinCode in kinds]
+    kernels = {graph.tensors[kernel]: graph.tensors[x] for x, kernel, *_ in layers}
+    assert {kernel.type for kernel in kernels} == {s.TensorType.INT8}
+    return sorted(
+        kernel.name.decode().removesuffix("/kernel") for kernel, x in kernels.items() if x.type == s.TensorType.INT8
+    )
 
 
-def test_a_missing_quantizer_says_what_to_install(tiny_file, tmp_path, monkeypatch):
-    source, images = tiny_file
-    monkeypatch.setitem(sys.modules, "ai_edge_quantizer", None)
-    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[litert\]"'):
-        quantize(source, tmp_path / "model.tflite", modes.load_mode("int8"), calibration=images)
+@pytest.mark.parametrize("kind", full_except(["pure", "mixer", "BiT"], FIXED))
+def test_int8_fixes_the_ranges_of_layers_that_read_a_norm(kind: str, tmp_path: Path) -> None:
+    model, path = built(**(VARIANTS | FAMILIES | OTHERS)[kind]), tmp_path / "out.tflite"
+    images = samples.images(model.config, 8)
+    export.tflite(model, path, quantize="int8", calibration=images, least_cosine=-1, least_agreement=0)
+    names = [f"block_{number}/{layer}" for number in (0, 1) for layer in FIXED[kind]]
+    assert fixed_layers(path) == sorted([*names, *(["pool/attention/value", "pool/mlp/dense1"] * (kind == "map"))])
 
 
-@pytest.mark.parametrize("progress", [True, False])
-def test_the_packages_own_bar_is_not_seen(tiny_file, tmp_path, capsys, progress):
-    source, images = tiny_file
-    quantize(source, tmp_path / "model.tflite", modes.load_mode("int8"), calibration=images, progress=progress)
-    assert capsys.readouterr().err.strip() == ""  # ours is for terminals
+def test_other_layers_have_ranges_at_run_time() -> None:
+    for name in ("embedding", "block_0/attention/out", "block_0/mlp/dense2", "head", "stage_0/conv1"):
+        rule = modes.load_mode("int8").rule("FULLY_CONNECTED", name)
+        assert rule is not None and (rule.weights, rule.activations) == (8, 32), name
+
+
+@pytest.mark.parametrize("head", full_except(["multiscale"], ["multiscale", "dpt"]))
+def test_heads_that_read_a_tensor_twice_have_fixed_ranges(head: str, tmp_path: Path) -> None:
+    """Both heads have tensors of equal names: a norm of several blocks, a convolution with and without its ReLU."""
+    model = dense.segmenter(built(num_classes=0, num_layers=4), 3, head=head)
+    images = samples.images(model.config, 8)
+    options: dict[str, Any] = {"calibration": images, "least_cosine": -1, "least_agreement": 0}
+    export.tflite(model, tmp_path / "out.tflite", quantize="int8", **options)
+    expected, received = model.predict_on_batch(images), export.runner(tmp_path / "out.tflite")(images)
+    assert score(expected.reshape(8, -1), received.reshape(8, -1)) > 0.99
+
+
+@pytest.mark.parametrize(
+    "kind", full_except(["pure", "rotary"], ["pure", "rotary", "gap", "map", "pre-norm", "hybrid", "normalized"])
+)
+@pytest.mark.parametrize("norms", ["float", "int16"])
+def test_norms_of_a_scaled_stream_compute_the_same_in_floats(tmp_path: Path, kind: str, norms: Any) -> None:
+    model = built(**(VARIANTS | FAMILIES)[kind])
+    scales = np.random.default_rng(3).uniform(0.1, 1, model.config.hidden_size)
+    build_file(model, Options(norms=norms, scales=scales, batch=None)).write(tmp_path / "out.tflite")
+    shown = samples.images(model.config, 3)
+    expected = model.predict_on_batch(shown)
+    np.testing.assert_allclose(export.runner(tmp_path / "out.tflite")(shown), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("norms", "least", "most"), [("float", 0.01, 0.1), ("int16", 0.0, 0.005)])
+def test_a_newton_step_makes_roots_of_16_bits_exact(tmp_path: Path, norms: str, least: float, most: float) -> None:
+    x = np.geomspace(0.01, 1, 100, dtype=np.float32).reshape(1, 1, 1, 100)
+    ops = Operators(Builder(), norms=norms)
+    image = ops.builder.input("image", x.shape)
+    same = ops.multiply(image, ops.constant(np.array(1.0), "one"), "x")
+    result = ops.reciprocal_root(same, "norm")
+    ops.builder.signature({"image": image}, {"logits": result})
+    ops.builder.write(tmp_path / "float.tflite")
+    rules = (Rule(operators=("*",), weights=8, activations=16), Rule(operators=("INPUT", "OUTPUT"), weights=32))
+    mode = Mode(name="all", summary="", devices="", least_cosine=0, least_agreement=0, rules=rules)
+    quantize(tmp_path / "float.tflite", tmp_path / "out.tflite", mode, calibration=x)
+    error = np.abs(export.runner(tmp_path / "out.tflite")(x) * np.sqrt(x) - 1).max()
+    assert least <= error <= most

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from keras_vit.train.data.pipeline import ModelInput, evaluation_batches, traini
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Order
 from marks import full_except
+from refusals import unrefused
 
 INPUT = ModelInput((24, 24), 3, Preprocessing(mean=(0,), std=(1 / 255,)))
 
@@ -41,21 +41,20 @@ def test_a_folder_of_images_and_masks_is_opened(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, map_folders.scene(draw, size)[1])
 
 
-@pytest.mark.parametrize(("scale", "divided"), [(None, 1.0), ("500\n", 0.5)])
-def test_depth_is_read_in_metres(scale: str | None, divided: float, tmp_path: Path) -> None:
+def test_depth_is_read_in_metres(tmp_path: Path) -> None:
     folder = map_folders.make(tmp_path, count=2, kind="depth")
-    if scale:
-        (folder / "depth_scale.txt").write_text(scale)
     (folder / "train/depth/01.png").unlink()
     exact = np.random.default_rng(0).uniform(1, 5, map_folders.SIZES[1])
     exact[0, 0] = np.nan
     np.save(folder / "train/depth/01.npy", exact)
-    data = open_data(folder)
-    assert isinstance(data.task, Depth)
-    first, second = labels(data)
     expected = map_folders.metres(map_folders.scene(np.random.default_rng(0), map_folders.SIZES[0])[1])
-    np.testing.assert_allclose(first, expected / divided)
-    np.testing.assert_array_equal(second, np.nan_to_num(exact.astype(np.float32)))
+    for divided in (1.0, 0.5):
+        data = open_data(folder)
+        assert isinstance(data.task, Depth)
+        first, second = labels(data)
+        np.testing.assert_allclose(first, expected / divided)
+        np.testing.assert_array_equal(second, np.nan_to_num(exact.astype(np.float32)))
+        (folder / "depth_scale.txt").write_text("500\n")
 
 
 def test_without_split_folders_a_tenth_is_held_out(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_files_without_a_partner_are_listed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="without a partner of the same name: train/images/02.jpg"):
         open_data(folder, on_bad_image="fail")
     Image.new("RGB", (4, 4)).save(folder / "train/images/01.png")
-    with pytest.raises(ValueError, match="one image and one map of a name. Received: train/images/01.jpg"):
+    with pytest.raises(ValueError, match="Received: train/images/01.jpg"):
         open_data(folder)
 
 
@@ -102,61 +101,33 @@ def test_classes_without_names_are_counted(tmp_path: Path) -> None:
     folder = map_folders.make(tmp_path, count=2)
     (folder / "classes.txt").unlink()
     assert open_data(folder).class_names == ("0", "1")
-    (folder / "classes.txt").write_text("\n")
-    with pytest.raises(ValueError, match="Received: an empty file"):
-        open_data(folder)
-    (folder / "classes.txt").write_text("a\na\n")
-    with pytest.raises(ValueError, match="one name in each line, 1 to 255 different ones. Received: a, a"):
-        open_data(folder)
+    for text, message in (("\n", "an empty file"), ("a\na\n", "Received: a, a")):
+        (folder / "classes.txt").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            open_data(folder)
     (folder / "train/depth").mkdir()
-    with pytest.raises(ValueError, match="masks/ or depth/ beside images/. Received: both"):
+    with pytest.raises(ValueError, match="Received: both"):
         open_data(folder)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_masks_of_any_number_of_bits_are_numbers(bits: int, tmp_path: Path) -> None:
-    values = np.random.default_rng(0).integers(0, min(2**bits, 200), (5, 7)).astype(np.uint8)
-    with_palette = Image.fromarray(values, "P")
-    with_palette.putpalette(list(range(255, -1, -1)) * 3)
-    with_palette.save(tmp_path / "p.png", bits=bits)
-    np.testing.assert_array_equal(read_mask((tmp_path / "p.png").read_bytes()), values)
-    grey = bytearray((tmp_path / "p.png").read_bytes())
-    if bits < 8:  # Pillow does not write such grey files: the same rows without the palette
-        grey = without_palette(bytes(grey))
-        np.testing.assert_array_equal(read_mask(bytes(grey)), values)
-    else:
-        np.testing.assert_array_equal(read_mask(png(values, tmp_path / "g.png")), values)
-
-
-def without_palette(file: bytes) -> bytearray:
-    """Return a PNG file with a palette as a grey one of the same numbers."""
-    import struct
-    import zlib
-
-    place, parts = 8, [file[:8]]
-    while place < len(file):
-        (length,) = struct.unpack(">I", file[place : place + 4])
-        name, content = file[place + 4 : place + 8], file[place + 8 : place + 8 + length]
-        if name == b"IHDR":
-            content = content[:9] + b"\0" + content[10:]
-        if name not in (b"PLTE", b"tRNS"):
-            parts.append(struct.pack(">I", length) + name + content + struct.pack(">I", zlib.crc32(name + content)))
-        place += 12 + length
-    return bytearray(b"".join(parts))
-
-
-@pytest.mark.parametrize(
-    ("array", "read", "message"),
-    [
-        (np.zeros((2, 2), np.uint16), read_mask, "8 bits.*Received: I"),
-        (np.zeros((2, 2), np.uint8), read_depth, "16 bits, or .npy. Received: L"),
-    ],
-)
-def test_maps_of_another_kind_are_refused(array: np.ndarray, read: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        read(png(array, tmp_path / "x.png"))
-    with pytest.raises(ValueError, match="cannot be decoded as PNG"):
-        read(b"\x89PNG\r\n\x1a\nbroken")
+def test_masks_of_any_number_of_bits_are_numbers_and_others_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    for bits in (1, 2, 4, 8):
+        values = np.random.default_rng(0).integers(0, min(2**bits, 200), (5, 7)).astype(np.uint8)
+        with_palette = Image.fromarray(values, "P")
+        with_palette.putpalette(list(range(255, -1, -1)) * 3)
+        with_palette.save(path, bits=bits)
+        np.testing.assert_array_equal(read_mask(path.read_bytes()), values)
+    np.testing.assert_array_equal(read_mask(png(values, path)), values)  # grey
+    wrong: list[tuple[Any, Any, str]] = [
+        (np.uint16, read_mask, "8 bits.*Received: I"),
+        (np.uint8, read_depth, "16 bits, or .npy. Received: L"),
+    ]
+    for dtype, read, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            read(png(np.zeros((2, 2), dtype), path))
+        with pytest.raises(ValueError, match="cannot be decoded as PNG"):
+            read(b"\x89PNG\r\n\x1a\nbroken")
 
 
 @pytest.mark.parametrize("crop", full_except(["inception"], ["inception", "random", "resize"]))
@@ -176,19 +147,15 @@ def test_a_map_moves_with_its_image(crop: str) -> None:
     assert len(moved) > 4
 
 
-def test_an_evaluation_sees_whole_images() -> None:
+def test_an_evaluation_sees_whole_images_and_maps_must_have_their_size() -> None:
     images, classes = map_folders.arrays(3, size=(48, 48))
     data = open_data({"evaluation": (images, classes)})
     [batch] = evaluation_batches(data.evaluation, batch_size=4, model_input=INPUT, task=data.task)
     np.testing.assert_array_equal(batch["label"][:3], classes[:, 1::2, 1::2])
     np.testing.assert_array_equal(batch["weight"], [1, 1, 1, 0])
-
-
-def test_arrays_of_another_size_are_refused() -> None:
-    images, classes = map_folders.arrays(2)
-    with pytest.raises(ValueError, match=r"train maps of shape \(2, 32, 32\). Received: \(2, 16, 32\)"):
-        open_data({"train": (images, classes[:, ::2])})
-    with pytest.raises(ValueError, match="labels of one kind"):
-        open_data({"train": (images, classes), "evaluation": (images, classes.astype(float))})
-    with warnings.catch_warnings(), pytest.raises(ValueError, match="numbers 0 to 1 of classes.*Received: 2"):
-        open_data({"train": (images, classes + (classes == 1)), "num_classes": 2})
+    cases = [
+        ({"train": (images, classes[:, ::2])}, "train maps of shape (3, 48, 48)"),
+        ({"train": (images, classes), "evaluation": (images, classes.astype(float))}, "labels of one kind"),
+        ({"train": (images, classes + (classes == 1)), "num_classes": 2}, "Received: 2"),
+    ]
+    assert not unrefused(lambda **data: open_data(data), cases)

@@ -19,9 +19,10 @@ import doc_blocks
 import map_folders
 from keras_vit import dense, train
 from keras_vit.dense.task import Depth, Segmentation
-from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data.sources import open_data
 from marks import full_except
+from model_weights import assert_same_bits
+from refusals import unrefused
 from test_sources import prepare
 from tiny_models import built, tiny
 
@@ -32,14 +33,6 @@ FIELDS: dict[str, Any] = {"steps": 6, "batch_size": 4, "xla": False, "log_steps"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return map_folders.make(tmp_path_factory.mktemp("maps") / "photos")
-
-
-@pytest.fixture(scope="module")
-def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run with everything that uses random numbers or state."""
-    out = tmp_path_factory.mktemp("runs") / "alone"
-    run(folder, out)
-    return out
 
 
 def run(folder: Path, out: Path) -> train.Result:
@@ -53,22 +46,19 @@ def weights(out: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.full
-def test_a_resumed_run_ends_the_same_bit_for_bit(folder: Path, finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished, tmp_path / "run")
+def test_a_resumed_run_ends_the_same_bit_for_bit_and_another_continues_with_the_head(
+    folder: Path, tmp_path: Path
+) -> None:
+    finished, again = tmp_path / "alone", tmp_path / "run"
+    run(folder, finished)
+    shutil.copytree(finished, again)
     for name in ("model.keras", "best.keras", "best.json", "checkpoints/step-00000006"):
-        path = tmp_path / "run" / name
+        path = again / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    run(folder, tmp_path / "run")
-    expected, found = weights(finished), weights(tmp_path / "run")
-    assert expected.keys() == found.keys()
-    for path in expected:
-        np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
-
-
-@pytest.mark.full
-def test_another_run_continues_with_the_head(folder: Path, finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished / "checkpoints", tmp_path / "cut" / "checkpoints")  # killed before the model was written
-    for earlier in (finished, tmp_path / "cut"):
+    run(folder, again)
+    assert_same_bits(weights(again), weights(finished))
+    (again / "model.keras").unlink()  # killed before the model was written
+    for earlier in (finished, again):
         result = train.run(continue_from=earlier, changes={"steps": 1, "learning_rate": 1e-12}, progress=False)
         for variable in result.model.trainable_variables:
             np.testing.assert_allclose(variable, weights(finished)[variable.path], atol=1e-6)
@@ -110,17 +100,20 @@ def test_an_evaluation_is_that_of_numpy(folder: Path) -> None:
 def test_data_of_another_task_are_refused(folder: Path) -> None:
     images, classes = map_folders.arrays(4)
     segmenter, classifier = dense.segmenter(built(), 2), built(num_classes=2)
+    meter = dense.depth(built(), head="linear", max_depth=3)
     numbers, maps = {"train": (images, np.arange(4) % 2)}, {"train": (images, classes)}
-    wrong: list[tuple[Any, Any, dict[str, Any], str]] = [
-        (segmenter, numbers, {}, "arrays has a class for every image, and the model returns a class for every pixel"),
-        (classifier, maps, {"head": "none"}, "arrays has a class for every pixel, and the model returns a class for"),
-        (dense.depth(built(), head="linear", max_depth=3), maps, {}, "and the model returns the distance of every"),
-        (classifier, maps, {"mixup": 0.1}, "mixup, shift and randaugment_layers must be 0 for maps"),
-        (classifier, maps, {"objective": "sigmoid"}, r"objective must be one of \['softmax'\] for a class for every"),
+
+    def run(model: Any, data: Any, **changes: Any) -> train.Result:
+        return train.run("segment-folder", model=model, data=data, changes=FIELDS | changes, progress=False)
+
+    cases = [
+        ({"model": segmenter, "data": numbers}, "a class for every image, and the model returns a class for every pix"),
+        ({"model": classifier, "data": maps, "head": "none"}, "a class for every pixel, and the model returns a class"),
+        ({"model": meter, "data": maps}, "and the model returns the distance of every"),
+        ({"model": classifier, "data": maps, "mixup": 0.1}, "mixup, shift and randaugment_layers must be 0 for maps"),
+        ({"model": classifier, "data": maps, "objective": "sigmoid"}, "objective must be one of ['softmax']"),
     ]
-    for model, data, changes, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            train.run("segment-folder", model=model, data=data, changes=FIELDS | changes, progress=False)
+    assert not unrefused(run, cases)
     with pytest.raises(ValueError, match="a class for every pixel, and the model returns a class for every image"):
         train.evaluate(classifier, folder)
     with pytest.raises(ValueError, match="An embedding is of a whole image"):
@@ -145,30 +138,6 @@ def test_prepared_data_sets_have_maps(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_commands_lead_from_a_folder_to_a_file(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    VisionTransformer(tiny()).save("start.keras")
-    settings = [f"--set={name}={str(value).lower()}" for name, value in FIELDS.items()]
-    command_line.run("train", "segment-folder", "--model=start.keras", f"--data={folder}", "--out=run", *settings)
-    table = command_line.run("evaluate", "run", f"--data={folder}", "--split=val")
-    assert "12 images of 2 classes: mean IoU" in table and "\nsquare: IoU" in table
-    photo = folder / "val/images/01.jpg"
-    rows = json.loads(command_line.run("predict", "run", photo, "--to=maps", "--json"))
-    assert sum(each["probability"] for each in rows[0]["predictions"]) == pytest.approx(1)
-    with Image.open("maps/01.png") as classes, Image.open("maps/01-overlay.png") as overlay:
-        assert classes.size == overlay.size == map_folders.SIZES[1][::-1]
-        [expected] = dense.load("run").predict_maps(photo)
-        np.testing.assert_array_equal(classes, expected)
-    report = json.loads(command_line.run("export", "run", "--to=x.tflite", "--output=classes", "--json"))
-    assert report["mean_iou"] > 0.9
-    assert "pixels of the same class" in command_line.run("verify", "x.tflite", "run")
-    message = command_line.fails(monkeypatch, "predict", "start.keras", photo, "--to=maps")
-    assert "--to is for models of maps" in message
-
-
-@pytest.mark.full
 def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     map_folders.make(tmp_path / "yard")
@@ -179,16 +148,10 @@ def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monke
         command_line.run(name, *arguments, *(("--set=epochs=1", "--set=xla=false") if name == "train" else ()))
     assert {"00.png", "00-overlay.png"} <= {path.name for path in (tmp_path / "masks").iterdir()}
     assert {"00.png", "00-coloured.png"} <= {path.name for path in (tmp_path / "distances").iterdir()}
-
-
-@pytest.mark.full
-def test_depth_is_predicted_as_16_bits_and_in_colours(tmp_path: Path) -> None:
-    dense.depth(built(), head="linear", max_depth=8).save(tmp_path / "depth.keras")
-    photo = map_folders.make(tmp_path / "photos", count=1) / "val/images/00.jpg"
-    [row] = json.loads(command_line.run("predict", tmp_path / "depth.keras", photo, f"--to={tmp_path}", "--json"))
-    [expected] = dense.load(tmp_path / "depth.keras").predict_maps(photo)
+    dense.depth(built(), head="linear", max_depth=8).save("depth.keras")  # written as 16 bits, in millimetres
+    photo = tmp_path / "rooms/val/images/00.jpg"
+    [row] = json.loads(command_line.run("predict", "depth.keras", photo, f"--to={tmp_path}", "--json"))
+    [expected] = dense.load("depth.keras").predict_maps(photo)
     assert row["depth"]["median"] == pytest.approx(np.median(expected), rel=1e-5)
     with Image.open(tmp_path / "00.png") as file:
         np.testing.assert_allclose(np.asarray(file) / 1000, expected, atol=6e-4)
-    with Image.open(tmp_path / "00-coloured.png") as file:
-        assert file.mode == "RGB"

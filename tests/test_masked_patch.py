@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import keras
@@ -15,7 +14,6 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import masked_patch
 from keras_vit.train.masked_patch import Corruption, MaskedPatchModel
-from marks import full_except
 from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
 SEED = tf.constant([3, 4], tf.int32)
@@ -28,6 +26,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "oblong patches": {"patch_size": (4, 8)},
     "oblong images": {"image_size": (32, 16), **IMAGENET},
     "grey": {"num_channels": 1},
+    "a rest that fills no patch": {"image_size": (37, 34)},
     "hybrid": VARIANTS["hybrid"],
 }
 # A corruption without masks and swaps, for two images of 16 patches.
@@ -62,21 +61,14 @@ def numpy_classes(images: np.ndarray, grid: tuple[int, int], stride: tuple[int, 
     return found.reshape(len(images), -1)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_classes_are_the_high_bits_of_mean_colours(name: str) -> None:
-    config = tiny(**CONFIGS[name])
-    images = uint8_images(config)
-    found = masked_patch.colour_classes(VisionTransformer(config).preprocess(images), config)
-    assert found.dtype == tf.int32
-    np.testing.assert_array_equal(found, numpy_classes(images, config.grid, config.stride))
-
-
 @pytest.mark.filterwarnings("ignore:keras_vit. images of")
-def test_a_rest_that_fills_no_patch_counts_for_none() -> None:
-    config = tiny(image_size=(37, 34))
-    images = uint8_images(config)
-    found = masked_patch.colour_classes(VisionTransformer(config).preprocess(images), config)
-    np.testing.assert_array_equal(found, numpy_classes(images, config.grid, config.stride))
+def test_classes_are_the_high_bits_of_mean_colours() -> None:
+    for name, changes in CONFIGS.items():
+        config = tiny(**changes)
+        images = uint8_images(config)
+        found = masked_patch.colour_classes(VisionTransformer(config).preprocess(images), config)
+        assert found.dtype == tf.int32
+        np.testing.assert_array_equal(found, numpy_classes(images, config.grid, config.stride), err_msg=name)
 
 
 def test_where_a_stem_pads_the_image_its_pixels_alone_count() -> None:
@@ -89,28 +81,27 @@ def test_where_a_stem_pads_the_image_its_pixels_alone_count() -> None:
     np.testing.assert_array_equal(found, [[511, 0, 0, 0]])
 
 
-@pytest.mark.parametrize("changes", [{}, IMAGENET], ids=["-1..1", "ImageNet's mean"])
-def test_every_plain_colour_has_its_own_high_bits_whatever_float32_made_of_it(changes: dict[str, Any]) -> None:
-    config = tiny(image_size=8, patch_size=4, **changes)
+def test_every_plain_colour_has_its_own_high_bits_whatever_float32_made_of_it() -> None:
     values = np.arange(256).repeat(8 * 8 * 3).reshape(256, 8, 8, 3).astype(np.uint8)
-    found = masked_patch.colour_classes(VisionTransformer(config).preprocess(values), config)
-    np.testing.assert_array_equal(found, (np.arange(256) // 32 * 73)[:, None].repeat(4, axis=1))
+    for changes in ({}, IMAGENET):
+        config = tiny(image_size=8, patch_size=4, **changes)
+        found = masked_patch.colour_classes(VisionTransformer(config).preprocess(values), config)
+        np.testing.assert_array_equal(found, (np.arange(256) // 32 * 73)[:, None].repeat(4, axis=1))
+    beyond = np.stack([np.full((32, 32, 3), value, np.float32) for value in (-1.2, 1.3)])
+    np.testing.assert_array_equal(masked_patch.colour_classes(beyond, tiny())[:, 0], [0, 511])
 
 
-def test_pixels_beyond_the_range_count_as_its_end() -> None:
-    config = tiny()
-    images = np.stack([np.full((32, 32, 3), value, np.float32) for value in (-1.2, 1.3)])
-    np.testing.assert_array_equal(masked_patch.colour_classes(images, config)[:, 0], [0, 511])
-
-
-@pytest.mark.parametrize(("patches", "corrupted"), [(2, 1), (3, 2), (16, 8), (49, 24), (196, 98)])
-def test_exactly_half_of_every_image_is_corrupted(patches: int, corrupted: int) -> None:
-    drawn = masked_patch.corruption(SEED, batch=50, patches=patches)
-    np.testing.assert_array_equal(np.sum(drawn.corrupted, axis=1), np.full(50, corrupted))
+def test_exactly_half_of_every_image_is_corrupted_as_the_seed_says() -> None:
+    for patches, corrupted in ((2, 1), (3, 2), (49, 24), (196, 98)):
+        drawn = masked_patch.corruption(SEED, batch=50, patches=patches)
+        np.testing.assert_array_equal(np.sum(drawn.corrupted, axis=1), np.full(50, corrupted))
+    drawn, again, other = (masked_patch.corruption(seed, batch=4, patches=16) for seed in (SEED, SEED, SEED + 1))
+    for field, same, different in zip(drawn, again, other, strict=True):
+        assert np.array_equal(field, same) and not np.array_equal(field, different)
 
 
 def test_the_shares_are_those_of_the_paper() -> None:
-    batch, patches = 500, 64
+    batch, patches = 8000, 4  # few patches: a patch that replaces itself would be seen
     corrupted, masked, source = (
         np.asarray(field) for field in masked_patch.corruption(SEED, batch=batch, patches=patches)
     )
@@ -129,15 +120,7 @@ def test_the_shares_are_those_of_the_paper() -> None:
     assert distances.min() > 0 and np.abs(distances - expected).max() < 5 * expected**0.5
 
 
-def test_what_is_drawn_follows_from_the_seed() -> None:
-    drawn, again, other = (masked_patch.corruption(seed, batch=4, patches=16) for seed in (SEED, SEED, SEED + 1))
-    for field, same, different in zip(drawn, again, other, strict=True):
-        assert np.array_equal(field, same) and not np.array_equal(field, different)
-
-
-@pytest.mark.parametrize(
-    "variant", full_except(["pure", "hybrid", "norm after the mean", "registers", "grey"], VARIANTS)
-)
+@pytest.mark.parametrize("variant", ["pure", "hybrid", "norm after the mean", "registers", "grey"])
 def test_uncorrupted_it_is_the_encoder_with_a_head_on_every_patch(variant: str) -> None:
     model = wrapped(**VARIANTS[variant])
     config = model.encoder.config
@@ -181,51 +164,6 @@ def test_of_a_masked_patch_nothing_is_seen_and_all_others_are() -> None:
     assert not np.allclose(model(images, corruption=corruption), plain)
 
 
-def step(model: MaskedPatchModel, images: Any, seed: Any = SEED, *, remat: bool = False) -> tuple[Any, list[Any]]:
-    """Return the mean loss, and its gradients for all trained weights."""
-    with tf.GradientTape() as tape:
-        losses, _ = masked_patch.objective(remat=remat)(model, {"image": images}, seed)
-        loss = tf.reduce_mean(losses)
-    return loss, tape.gradient(loss, model.trainable_variables)
-
-
-@pytest.mark.parametrize(
-    "variant", full_except(["hybrid", "map"], ["pure", "hybrid", "map", "norm after the mean", "representation"])
-)
-def test_every_variable_has_a_gradient(variant: str) -> None:
-    model = wrapped(**VARIANTS[variant])
-    _, grads = step(model, prepared(model.encoder.config))
-    for variable, gradient in zip(model.trainable_variables, grads, strict=True):
-        # The bias of the keys adds the same number to all scores of a query, so its gradient is only rounding.
-        assert gradient is not None and (variable.path.endswith("key/bias") or np.any(gradient)), variable.path
-    names = {variable.path.partition("/")[0] for variable in model.trainable_variables}
-    assert names.isdisjoint({"head", "pool", "pre_logits"})
-
-
-DROPPING = {"dropout_rate": 0.2, "attention_dropout_rate": 0.2, "stochastic_depth": 0.2}
-
-
-def test_blocks_computed_again_draw_the_same_numbers() -> None:
-    model = wrapped(**DROPPING)
-    images = prepared(model.encoder.config)
-    loss, grads = step(model, images)
-    again, others = step(model, images, remat=True)
-    np.testing.assert_allclose(loss, again, rtol=1e-6)
-    for gradient, other in zip(grads, others, strict=True):
-        np.testing.assert_allclose(gradient, other, rtol=1e-4, atol=1e-5 * np.abs(gradient).max())
-    assert step(model, images, SEED + 1)[0] != loss
-
-
-@pytest.mark.full
-def test_it_runs_under_xla_in_bfloat16_with_blocks_computed_again() -> None:
-    model = wrapped("mixed_bfloat16", num_layers=1)
-    images = tf.constant(prepared(model.encoder.config))
-    loss, grads = tf.function(functools.partial(step, remat=True), jit_compile=True)(model, images)
-    assert loss.dtype == tf.float32 and np.isfinite(loss)
-    assert all(np.all(np.isfinite(gradient)) for gradient in grads)
-    assert np.any(grads[[v.name for v in model.trainable_variables].index("mask_embedding")])
-
-
 def test_the_loss_is_the_mean_over_the_corrupted_patches_of_each_image() -> None:
     model = wrapped()
     images = prepared(model.encoder.config, batch=3)
@@ -233,6 +171,7 @@ def test_the_loss_is_the_mean_over_the_corrupted_patches_of_each_image() -> None
 
     def spy(images: Any, corruption: Corruption, training: bool) -> Any:
         seen.append(corruption)
+        assert training
         return model(images, corruption=corruption, training=training)
 
     spy.encoder = model.encoder  # type: ignore[attr-defined]
@@ -248,46 +187,38 @@ def test_the_loss_is_the_mean_over_the_corrupted_patches_of_each_image() -> None
         np.testing.assert_allclose(figures["accuracy"][image], right, rtol=1e-6)
 
 
-def test_a_new_head_holds_all_colours_for_equally_likely() -> None:
-    model = MaskedPatchModel(VisionTransformer(tiny()))
-    losses, _ = masked_patch.objective()(model, {"image": prepared(model.encoder.config)}, SEED)
-    np.testing.assert_allclose(losses, np.log(512), rtol=1e-6)
-
-
 def test_it_learns_the_colours_of_digits_and_the_encoder_goes_on_to_classes() -> None:
     config = tiny(image_size=16, patch_size=4, num_classes=0, num_layers=1)
     model = MaskedPatchModel(VisionTransformer(config))
-    before = {variable.path: variable.numpy() for variable in model.encoder.weights}
+    before = {variable.path: variable.numpy() for variable in model.trainable_variables}
     images = tf.constant(model.encoder.preprocess(digits.load().train_images[:64]))
     optimizer = keras.optimizers.Adam(3e-3)
     optimizer.build(model.trainable_variables)
 
     @tf.function
     def learn(seed: tf.Tensor) -> tf.Tensor:
-        loss, grads = step(model, images, seed)
-        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(masked_patch.objective()(model, {"image": images}, seed)[0])
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
     losses = [float(learn(tf.constant([0, number], tf.int32))) for number in range(30)]
-    # ln 512 = 6.24 at first. Digits have eight greys: predicting their frequencies alone gives less than ln 8.
+    # ln 512 = 6.24 at first: all colours are equally likely. Digits have eight greys: predicting their frequencies
+    # alone gives less than ln 8.
     assert losses[0] == pytest.approx(np.log(512), rel=1e-5) and losses[-1] < np.log(8)
-    assert all(np.any(variable.numpy() != before[variable.path]) for variable in model.encoder.trainable_weights)
+    assert all(np.any(variable.numpy() != before[variable.path]) for variable in model.trainable_variables)
     classifier = model.encoder.with_config(config.replace(num_classes=10))
     np.testing.assert_array_equal(
         classifier.features(images[:2])["pre_logits"], model.encoder.features(images[:2])["pre_logits"]
     )
 
 
-def test_frozen_layers_stay_frozen() -> None:
+def test_frozen_layers_stay_frozen_and_what_cannot_be_predicted_is_refused() -> None:
     encoder = built()
     encoder.get_layer("block_0").trainable = False
     paths = {variable.path for variable in MaskedPatchModel(encoder).trainable_variables}
     assert "block_1/mlp/dense1/kernel" in paths and not {path for path in paths if path.startswith("block_0")}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"), [({"image_size": 8}, "two or more"), ({"num_channels": 12}, "up to 4 channels")]
-)
-def test_what_cannot_be_predicted_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MaskedPatchModel(VisionTransformer(tiny(**changes)))
+    for changes, message in (({"image_size": 8}, "two or more"), ({"num_channels": 12}, "up to 4 channels")):
+        with pytest.raises(ValueError, match=message):
+            MaskedPatchModel(VisionTransformer(tiny(**changes)))

@@ -1,4 +1,6 @@
-"""The declared dependencies are the used ones, and every way of installing gives the same working package."""
+"""Dependencies are declared, data folders are found and read, and every way of installing gives a working package."""
+
+from __future__ import annotations
 
 import configparser
 import os
@@ -8,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,22 +20,18 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import keras_vit
+from keras_vit._util import files
+from keras_vit._util.files import data_folder, read_toml
 from keras_vit._util.text import DISTRIBUTION
-from package_source import MODULES, PACKAGE, ROOT, imported_packages
+from package_source import MODULES, PACKAGE, ROOT, imported_modules, imported_packages
 
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 DATA = ["zoo", "converters"]
 # Packages whose import name differs from their distribution's.
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "tensorflow_serving": "tensorflow-serving-api"}
-# Modules that are imported only if these packages are installed; they say how to install them.
-ON_TOP = {
-    "train.data.digits_dataset_builder": {"tensorflow-datasets"},
-    "visualize.figures": {"matplotlib"},
-    **dict.fromkeys(
-        ("batch._embed", "batch._search", "batch.compute", "batch.folder", "batch.images"), {"fsspec", "pyarrow"}
-    ),
-}
+# Packages that modules of a folder import at their top; the folder says how to install them.
+ON_TOP = {"batch": {"fsspec", "pyarrow"}, "train": {"tensorflow-datasets"}, "visualize": {"matplotlib"}}
 FOR_DEVELOPERS = {"docs", "lint", "test", "test-extra"}
 
 
@@ -55,14 +54,12 @@ def third_party(module: str, *, at_import: bool = False) -> set[str]:
     return {canonicalize_name(DISTRIBUTIONS.get(package, package)) for package in packages}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_whatever_a_module_imports_is_declared(module: str) -> None:
-    assert third_party(module, at_import=True) <= CORE | ON_TOP.get(module, set())
-    assert third_party(module) <= CORE | OPTIONAL
-
-
-def test_whatever_is_declared_is_imported_somewhere() -> None:
-    assert set().union(*map(third_party, MODULES)) >= CORE
+def test_whatever_a_module_imports_is_declared() -> None:
+    for module in MODULES:
+        at_the_top = CORE | ON_TOP.get(module.partition(".")[0], set())
+        assert third_party(module, at_import=True) <= at_the_top, module
+        assert third_party(module) <= CORE | OPTIONAL, module
+    assert set().union(*map(third_party, MODULES)) >= CORE  # whatever is declared is imported somewhere
 
 
 def test_every_folder_of_code_and_data_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +95,62 @@ def test_every_dependency_is_pinned_to_a_version_within_its_bounds() -> None:
 
 def test_the_changelog_knows_the_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", keras_vit.__version__)
     assert f"\n## [{keras_vit.__version__}]" in changelog
 
 
-def test_importing_the_package_imports_only_the_loader_of_others() -> None:
-    code = "import sys; before = set(sys.modules); import keras_vit; print(*set(sys.modules) - before)"
-    loaded = {name.partition(".")[0] for name in output(sys.executable, "-c", code, folder=ROOT).split()}
-    assert loaded - sys.stdlib_module_names == {"keras_vit", "lazy_loader"}
+# ---- data
+
+
+def test_data_folders_are_found_beside_the_package_and_inside_of_an_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(data_folder(name).is_dir() for name in DATA)
+    package = tmp_path / "keras_vit"
+    package.mkdir()
+    monkeypatch.setattr(files, "PACKAGE", package)
+    installed, beside = package / "_installed" / "zoo", tmp_path / "zoo"
+    with pytest.raises(FileNotFoundError, match="'zoo'.*install keras-vit-zoo again") as caught:
+        data_folder("zoo")
+    assert str(installed) in str(caught.value) and str(beside) in str(caught.value)
+    for folder in (beside, installed):  # the installed one comes first
+        folder.mkdir(parents=True)
+        assert data_folder("zoo") == folder
+
+
+def test_every_table_of_the_package_reads_as_tomllib_reads_it() -> None:
+    tables = [path for name in DATA for path in data_folder(name).rglob("*.toml")]
+    assert len(tables) > 50
+    for path in tables:
+        assert read_toml(path) == tomllib.loads(path.read_text(encoding="utf-8")) != {}, path
+
+
+def test_a_broken_table_is_one_error_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "card.toml"
+    for data, message in {
+        b'name = "ViT"\nsize = big\n': "not valid TOML.*line 2",
+        b"size = 1\n\nsize = 2\n": "not valid TOML.*line 3",
+        b'name = "ViT\n': "not valid TOML.*line 1",
+        b"# one\n# two\nname = '\xff'\n": "not UTF-8 text.*line 3",
+        b"seed = " + b"9" * 5000: "not valid TOML: .* 5000 digits",
+    }.items():
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))} is {message}"):
+            read_toml(path)
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.toml"):
+        read_toml(tmp_path / "nowhere.toml")
+
+
+def test_class_names_are_one_a_line_with_their_wordnet_id_in_order() -> None:
+    for name, count in (("imagenet2012", 1000), ("imagenet21k", 21843)):
+        text = (data_folder("zoo") / "labels" / f"{name}.txt").read_text(encoding="utf-8")
+        rows = [line.split("\t") for line in text.splitlines()]
+        assert len(rows) == count
+        assert all(len(row) == 2 and re.fullmatch(r"n\d{8}", row[0]) and row[1].strip() for row in rows)
+        assert [row[0] for row in rows] == sorted({row[0] for row in rows})
+
+
+# ---- installing
 
 
 def output(*command: str | Path, folder: Path) -> str:
@@ -125,25 +171,22 @@ PYTHON_FILES = files_of(PACKAGE)
 DATA_FILES = set().union(*(files_of(ROOT / name) for name in DATA))
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the repository, because building leaves files in it, and packs files that an earlier build left."""
-    copy = tmp_path_factory.mktemp("source") / "checkout"
-    without = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
-    return Path(shutil.copytree(ROOT, copy, ignore=without))
+def needs_extra(module: str) -> bool:
+    """Return whether a module, or one that it imports, imports an optional package at its top."""
+    others = imported_modules(module, at_import=True)
+    return not third_party(module, at_import=True) <= CORE or any(map(needs_extra, others))
 
 
 @pytest.fixture(scope="module")
-def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the targets for `pip install`, by kind. The wheel is built from the sdist, as packagers do."""
     folder = tmp_path_factory.mktemp("dist")
+    # A copy: building leaves files in the repository, and packs files that an earlier build left.
+    without = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+    checkout = Path(shutil.copytree(ROOT, folder / "checkout", ignore=without))
     output(sys.executable, "-m", "build", "--outdir", folder, checkout, folder=folder)
-    return {
-        "wheel": next(folder.glob("*.whl")),
-        "sdist": next(folder.glob("*.tar.gz")),
-        "folder": checkout,
-        "editable": checkout,
-    }
+    kinds = {"wheel": next(folder.glob("*.whl")), "sdist": next(folder.glob("*.tar.gz"))}
+    return {**kinds, "folder": checkout, "editable": checkout}
 
 
 @pytest.fixture(scope="module")
@@ -158,14 +201,10 @@ def environment(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_code_and_the_data(built: dict[str, Path]) -> None:
+def test_wheel_and_sdist_hold_the_code_and_the_data(built: dict[str, Path]) -> None:
     with zipfile.ZipFile(built["wheel"]) as wheel:
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == PYTHON_FILES | {f"keras_vit/_installed/{name}" for name in DATA_FILES}
-
-
-@pytest.mark.slow
-def test_the_sdist_holds_the_code_the_data_and_the_tests(built: dict[str, Path]) -> None:
     with tarfile.open(built["sdist"]) as sdist:
         packed = {name.partition("/")[2] for name in sdist.getnames()}
     assert packed >= PYTHON_FILES | DATA_FILES | files_of(ROOT / "tests") | {"LICENSE", "README.md"}
@@ -183,9 +222,9 @@ def test_every_kind_of_install_works(kind: str, built: dict[str, Path], environm
     where = output(environment / "python", "-c", code, folder=folder)
     assert (Path(where.strip()) == built[kind] / "keras_vit") == (kind == "editable")
 
-    # The environment has no extras: no module may need one to be imported, with the exceptions above.
-    alone = MODULES.keys() - ON_TOP.keys() - {"__main__"}
-    modules = [f"keras_vit.{module}".removesuffix(".__init__") for module in sorted(alone)]
+    # The environment has no extras: no other module may need one to be imported.
+    alone = [module for module in MODULES if module != "__main__" and not needs_extra(module)]
+    modules = [f"keras_vit.{module}".removesuffix(".__init__") for module in alone]
     output(environment / "python", "-c", f"import {', '.join(modules)}", folder=folder)
 
     code = "import keras_vit; print(*keras_vit.zoo.names(), sep='\\n')"

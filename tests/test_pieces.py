@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,15 +50,15 @@ def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], to
         np.testing.assert_allclose(found[name], tensor, rtol=0, atol=tolerance * scale, err_msg=name)
 
 
-# The variants of attention and of the MLP.
-@pytest.mark.parametrize("variant", full_except(["pure", "map"], ["pure", "map", "no biases", "relative positions"]))
+@pytest.mark.parametrize("variant", full_except(["pure"], ["pure", "map", "no biases", "relative positions"]))
 def test_in_float64_the_model_has_the_gradients_that_its_layers_have(variant: str) -> None:
     model = built("float64", num_layers=1, **VARIANTS[variant])
     # Measured 1.4e-13 in two blocks: 1e-16 for a rounding, and some thousand terms in a gradient of such large weights.
     assert_close(gradients(model, step.piece_compiler()), gradients(model, None), 1e-12)
 
 
-@pytest.mark.parametrize("activation", full_except(["silu"], ["gelu_erf", "gelu_quick", "silu"]))
+@pytest.mark.full
+@pytest.mark.parametrize("activation", ["gelu_erf", "gelu_quick", "silu"])
 def test_other_activations(activation: str) -> None:
     model = built(activation=activation, num_layers=1)
     assert_close(gradients(model, step.piece_compiler()), gradients(model, None), 2e-5)  # float32: 1e-5 here
@@ -70,22 +71,6 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_and_masks() -> N
     plain = gradients(model, None)
     for remat in (False, True):
         assert_close(gradients(model, step.piece_compiler(), remat=remat), plain, 2e-5)
-
-
-@pytest.mark.full
-def test_in_bfloat16_it_is_as_near_to_float32_as_the_layers_are() -> None:
-    model = built("mixed_bfloat16")
-    exact = VisionTransformer(model.config)
-    exact.set_weights(model.get_weights())
-    wanted = gradients(exact, None)
-
-    def errors(compiler: Any) -> float:
-        found = gradients(model, compiler)
-        names = [name for name in wanted if not name.endswith(ZERO)]
-        return sum(np.linalg.norm(found[name] - wanted[name]) / np.linalg.norm(wanted[name]) for name in names)
-
-    # Kernels of processors round at other places: 0.96 without oneDNN, 1.08 with AVX-512 BF16, 1.05 with AMX.
-    assert errors(step.piece_compiler()) < 1.3 * errors(None)
 
 
 # ---- the layers
@@ -101,7 +86,7 @@ def counting(made: list[Any]) -> Callable[..., Callable[..., Any]]:
     return compiler
 
 
-def test_all_blocks_share_their_programs() -> None:
+def test_all_blocks_share_their_programs_and_nothing_is_compiled_without_a_compiler() -> None:
     made: list[Any] = []
     model = built(num_layers=5)
     with fuse_with(counting(made)):
@@ -111,32 +96,25 @@ def test_all_blocks_share_their_programs() -> None:
     # Keys and values share a program, as the norms do. The last block has its own for the query and the activation of
     # the class token.
     assert len(set(made)) == 7
-
-
-def test_nothing_is_compiled_without_a_compiler_or_after_one() -> None:
-    made: list[Any] = []
-    model = built()
     with pytest.raises(RuntimeError, match="inside"), fuse_with(counting(made)):
         raise RuntimeError("inside")
     model(prepared(model.config), training=True)
-    assert made == []
-    assert runtime.settings().compiler is None
+    assert len(made) == 5 * 7 and runtime.settings().compiler is None
 
 
-@pytest.mark.parametrize("axes", [1, 2])
-@pytest.mark.parametrize("use_bias", [True, False])
-def test_low_rank_updates_and_missing_biases_are_part_of_the_product(axes: int, use_bias: bool) -> None:
-    equation, shape, bias = ("abc,cde->abde", (None, 4, 6), "de") if axes == 1 else ("abcd,cde->abe", (None, 8), "e")
-    layer = keras.layers.EinsumDense(equation, output_shape=shape, bias_axes=bias if use_bias else None)
-    x = np.random.default_rng(0).normal(size=(2, 3, 8) if axes == 1 else (2, 3, 4, 6)).astype(np.float32)
-    layer.build(x.shape)
-    layer.enable_lora(2)
-    for weight in layer.weights:
-        weight.assign(np.random.default_rng(1).normal(size=weight.shape))
-    with fuse_with(counting([])):
-        found = product_then(layer, layer, x, keras.ops.tanh, axes=axes), product_then(layer, layer, x, axes=axes)
-    np.testing.assert_allclose(found[0], np.tanh(layer(x)), atol=1e-6)
-    np.testing.assert_allclose(found[1], layer(x), rtol=1e-5, atol=1e-5)
+def test_low_rank_updates_and_missing_biases_are_part_of_the_product() -> None:
+    cases = {1: ("abc,cde->abde", (None, 4, 6), "de", (2, 3, 8)), 2: ("abcd,cde->abe", (None, 8), "e", (2, 3, 4, 6))}
+    for (axes, (equation, shape, bias, inputs)), use_bias in itertools.product(cases.items(), (True, False)):
+        layer = keras.layers.EinsumDense(equation, output_shape=shape, bias_axes=bias if use_bias else None)
+        x = np.random.default_rng(0).normal(size=inputs).astype(np.float32)
+        layer.build(x.shape)
+        layer.enable_lora(2)
+        for weight in layer.weights:
+            weight.assign(np.random.default_rng(1).normal(size=weight.shape))
+        with fuse_with(counting([])):
+            found = product_then(layer, layer, x, keras.ops.tanh, axes=axes), product_then(layer, layer, x, axes=axes)
+        np.testing.assert_allclose(found[0], np.tanh(layer(x)), atol=1e-6)
+        np.testing.assert_allclose(found[1], layer(x), rtol=1e-5, atol=1e-5)
 
 
 def test_the_inputs_of_norms_can_be_observed() -> None:

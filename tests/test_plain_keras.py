@@ -34,10 +34,10 @@ def outputs(model: keras.Model) -> np.ndarray:
 def test_quantize_is_refused_before_anything_changes() -> None:
     model = built()
     before = outputs(model)
-    with pytest.raises(NotImplementedError, match=r"not for keras_vit's models.* Received: vit.*export.tflite"):
+    with pytest.raises(NotImplementedError, match="export.tflite"):
         model.quantize("int8")
     np.testing.assert_array_equal(outputs(model), before)
-    with pytest.raises(ValueError, match=r"has a floating-point dtype policy.* Received: 'int8_from_float32'"):
+    with pytest.raises(ValueError, match="int8_from_float32"):
         VisionTransformer(tiny(), dtype="int8_from_float32")
 
 
@@ -80,7 +80,7 @@ def lora() -> VisionTransformer:
     return model
 
 
-def test_a_model_with_lora_is_saved_with_its_updates(tmp_path: Path, lora: VisionTransformer) -> None:
+def test_a_model_with_lora_is_saved_and_exported_with_its_updates(tmp_path: Path, lora: VisionTransformer) -> None:
     lora.save(tmp_path / "vit.keras")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer of the saved model had other variables
@@ -94,13 +94,11 @@ def test_a_model_with_lora_is_saved_with_its_updates(tmp_path: Path, lora: Visio
     for other in others:
         assert len(other.weights) == len(built().weights)
         np.testing.assert_allclose(outputs(other), outputs(lora), rtol=1e-5, atol=1e-5)  # float32, other order of sums
-
-
-def test_a_model_with_lora_is_exported_with_its_updates(tmp_path: Path, lora: VisionTransformer) -> None:
+    # An export is verified against the model with LoRA, from which the one without differs.
     report = export.tflite(lora, tmp_path / "vit.tflite", quantize="none", verify=prepared(lora.config))
-    assert report.cosine > 0.99999  # verified against the model with LoRA, from which the one without differs
+    assert report.cosine > 0.99999
 
 
 def test_a_recipe_refuses_lora_rather_than_train_all_weights(lora: VisionTransformer) -> None:
-    with pytest.raises(ValueError, match=r"model.fit trains LoRA.* Received: .*block_0/attention/out"):
+    with pytest.raises(ValueError, match=r"LoRA.*block_0/attention/out"):
         adapt_model(train.recipe("digits"), lora, num_classes=5)

@@ -1,9 +1,10 @@
-"""The plan of a training run against models that are built and TensorFlow's graphs."""
+"""The plan of a training run against models and TensorFlow's graphs; micro-batches are chosen by it."""
 
 from __future__ import annotations
 
-import functools
 import json
+import warnings
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,45 +15,39 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
 from keras_vit.model.layers import runtime
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.planner import PARTS, plan
+from keras_vit.train import planner
+from keras_vit.train._recipe import Recipe, recipe
+from keras_vit.train.planner import (
+    PARTS,
+    check_memory,
+    device_memory,
+    fewest_micro_batches,
+    free_memory,
+    plan,
+    plan_step,
+)
 from marks import full_except
+from refusals import unrefused
 from test_parameter_counts import GSAM, OFFICIAL
-from tiny_models import FAMILIES, VARIANTS, prepared, tiny
-
-
-@functools.cache
-def built(variant: str) -> VisionTransformer:
-    return VisionTransformer(tiny(**(VARIANTS | FAMILIES)[variant]))
-
-
-@pytest.mark.parametrize("variant", VARIANTS | FAMILIES)
-def test_a_variants_parameters_are_counted_without_building_it(variant: str) -> None:
-    assert count(built(variant).config).parameters == built(variant).count_params()
+from tiny_models import VARIANTS, prepared, tiny
 
 
 @pytest.mark.parametrize("name", full_except(["ViT-Ti_16", "R26+ViT-S_32"], OFFICIAL))
 def test_official_models_have_their_published_number_of_parameters(name: str) -> None:
     at_224, headless, at_384 = OFFICIAL[name]
     assert plan(name, batch_size=1).parameters == at_224
-    assert plan(name, batch_size=1, num_classes=0).parameters == headless
-    assert plan(name, batch_size=1, image_size=384).parameters == at_384
+    assert count(ViTConfig.from_name(name, num_classes=0)).parameters == headless
+    assert count(ViTConfig.from_name(name, image_size=384)).parameters == at_384
+    if name in GSAM:
+        assert count(ViTConfig.from_name(name, classifier="gap")).parameters == GSAM[name]
 
 
-@pytest.mark.parametrize("name", GSAM)
-def test_gap_models_have_their_published_number_of_parameters(name: str) -> None:
-    assert count(ViTConfig.from_name(name, classifier="gap")).parameters == GSAM[name]
+PUBLISHED = {"Ti/16": (1.3, 0.05), "S/16": (4.6, 0.05), "B/16": (17.56, 0.005), "L/32": (15.38, 0.005)}
 
 
-# 1e9 multiply-adds per image at 224 pixels, rounded as published: 1.3 and 4.6 for Ti and S by DeiT (arXiv 2012.12877),
-# the others by torchvision (its pages of vit_b_16, vit_b_32, vit_l_16 and vit_l_32).
-PUBLISHED = {"Ti/16": (1.3, 0.05), "S/16": (4.6, 0.05), "B/16": (17.56, 0.005), "B/32": (4.41, 0.005)}
-PUBLISHED |= {"L/16": (61.55, 0.005), "L/32": (15.38, 0.005)}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_arithmetic_is_what_is_published_to_its_last_digit(name: str) -> None:
-    published, half_a_digit = PUBLISHED[name]
-    assert plan(name, batch_size=1).forward_flops / 2e9 == pytest.approx(published, abs=half_a_digit)
+def test_arithmetic_is_what_is_published_to_its_last_digit() -> None:
+    for name, (published, half_a_digit) in PUBLISHED.items():
+        assert plan(name, batch_size=1).forward_flops / 2e9 == pytest.approx(published, abs=half_a_digit), name
 
 
 # TensorFlow's names of matrix products and convolutions; a plan does not count elementwise operations.
@@ -76,15 +71,26 @@ def profiled_flops(model: VisionTransformer) -> int:
 
 
 # The profiler does not count Einsum, which computes the scores of relative positions.
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "relative" not in variant])
-def test_arithmetic_is_what_tensorflows_profiler_counts(variant: str) -> None:
-    assert plan(built(variant).config, batch_size=1).forward_flops == profiled_flops(built(variant))
-
-
-def test_relative_positions_let_each_query_meet_every_offset() -> None:
-    plain, relative = (plan(tiny(**VARIANTS[name]), batch_size=1) for name in ("pure", "relative positions"))
-    tokens, width, layers = 17, 32, 2
-    assert relative.forward_flops - plain.forward_flops == 2 * layers * tokens * (2 * tokens) * width
+@pytest.mark.parametrize(
+    "variant",
+    full_except(
+        [
+            "pure",
+            "hybrid",
+            "map",
+            "unpooled",
+            "headless",
+            "representation",
+            "distilled",
+            "2-D positions at every block",
+        ],
+        [variant for variant in VARIANTS if "relative" not in variant],
+    ),
+)
+def test_parameters_and_arithmetic_are_those_of_the_model(variant: str) -> None:
+    model = VisionTransformer(tiny(**VARIANTS[variant]))
+    assert count(model.config).parameters == model.count_params()
+    assert plan(model.config, batch_size=1).forward_flops == profiled_flops(model)
 
 
 def kept_bytes(config: ViTConfig, *, dtype: str = "float32", remat: bool = False) -> float:
@@ -123,16 +129,15 @@ def original(tensor: tf.Tensor) -> tf.Tensor:
 
 LARGER = {"hidden_size": 64, "mlp_dim": 192, "image_size": 48, "num_layers": 1, "num_classes": 0}
 KEPT: dict[str, dict[str, Any]] = {
-    **{name: VARIANTS[name] for name in ("pure", "stem only", "map", "layer scale", "pre-norm", "relative positions")},
+    **{name: VARIANTS[name] for name in ("pure", "map", "layer scale", "relative positions")},
     "hybrid": VARIANTS["hybrid"] | {"hidden_size": 32, "image_size": 32},
-    "unpooled": {"classifier": "unpooled"},
-    **{activation: {"activation": activation} for activation in ("gelu_erf", "silu", "relu")},
+    **{activation: {"activation": activation} for activation in ("gelu_erf", "silu")},
     "dropout": {"dropout_rate": 0.1, "attention_dropout_rate": 0.1},
 }
 BOTH = [(case, "float32") for case in KEPT] + [(case, "mixed_bfloat16") for case in ("pure", "hybrid", "dropout")]
 
 
-QUICK = [("pure", "float32"), ("hybrid", "float32"), ("map", "float32"), ("dropout", "mixed_bfloat16")]
+QUICK = [("pure", "float32"), ("map", "float32"), ("dropout", "mixed_bfloat16")]
 
 
 @pytest.mark.parametrize(("case", "dtype"), full_except(QUICK, BOTH))
@@ -143,6 +148,7 @@ def test_what_is_kept_for_the_gradient_is_what_tensorflows_graph_keeps(case: str
     assert planned == pytest.approx(kept_bytes(config, dtype=dtype), rel=0.05)
 
 
+@pytest.mark.full
 def test_a_block_that_is_computed_again_keeps_its_input_only() -> None:
     configs = [tiny(**LARGER).replace(num_layers=layers) for layers in (1, 2)]
     planned = [plan(config, batch_size=1, remat=True).activations for config in configs]
@@ -168,58 +174,139 @@ def test_memory_is_counted_by_what_training_holds() -> None:
     assert rich.total == sum(getattr(rich, part) for part in PARTS)
 
 
-def test_devices_and_micro_batches_share_the_batch() -> None:
+def test_devices_and_micro_batches_share_the_batch_and_the_time() -> None:
     one, four = plan("Ti/16", batch_size=64), plan("Ti/16", batch_size=64, devices=2, accumulation=2)
     assert (one.micro_batch, four.micro_batch) == (64, 16)
     assert four.activations * 4 == one.activations
     assert four.images * 2 == one.images  # a device has its whole batch, though it works on half of it
     assert four.step_flops == one.step_flops
-
-
-def test_time_is_arithmetic_over_the_share_of_the_peak() -> None:
-    config = tiny()
-    known = plan(config, batch_size=64, devices=2, peak_tflops=100, utilization=0.5)
+    known = plan(tiny(), batch_size=64, devices=2, peak_tflops=100, utilization=0.5)
     assert known.step_flops == 3 * 64 * known.forward_flops
     assert known.step_seconds == pytest.approx(known.step_flops / (2 * 100e12 * 0.5))
     assert known.images_per_second == pytest.approx(64 / known.step_seconds)
-    assert plan(config, batch_size=64).step_seconds is None
-
-
-def test_computing_blocks_again_costs_their_forward_pass() -> None:
+    assert one.step_seconds is None
     plain, again = (plan("B/16", batch_size=2, remat=remat) for remat in (False, True))
     # The blocks have everything except the patch embedding (116e6 of 17.56e9 multiply-adds) and the head.
     assert again.step_flops / plain.step_flops == pytest.approx(4 / 3, rel=0.01)
 
 
 def test_a_plan_prints_and_says_what_is_an_estimate() -> None:
-    text = str(plan("L/16", image_size=384, batch_size=512, devices=8, remat=True, peak_tflops=197))
-    for part in ("ViT-L/16 at 384x384", "304,715,752", "exact", "estimate", "activations", "40% of 197 TFLOP/s"):
-        assert part in text
-    assert "not estimated" in str(plan("L/16", batch_size=8))
-    assert max(map(len, text.splitlines())) <= 100  # fits a terminal
+    planned = plan("B/16", batch_size=512, devices=8, remat=True, peak_tflops=197)
+    for part in ("ViT-B/16 at 224x224", "86,567,656", "exact", "estimate", "activations", "40% of 197 TFLOP/s"):
+        assert part in str(planned)
+    assert "not estimated" in str(plan("Ti/16", batch_size=8))
+    assert json.loads(json.dumps(planned.to_dict()))["total"] == planned.total
 
 
-def test_a_plan_is_json() -> None:
-    asked = plan("R50+ViT-B/16", batch_size=8, peak_tflops=1)
-    assert json.loads(json.dumps(asked.to_dict()))["total"] == asked.total
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"batch_size": 100, "devices": 8}, r"multiple of devices x accumulation = 8; the nearest are \[96, 104\]"),
-        ({"batch_size": 4, "devices": 8}, r"the nearest are \[8\]"),
-        ({"batch_size": 0}, "batch_size must be an integer >= 1"),
-        ({"batch_size": True}, "batch_size must be an integer >= 1"),
-        ({"batch_size": 8, "devices": 1.0}, "devices must be an integer >= 1"),
-        ({"batch_size": 8, "optimizer": "adam"}, "optimizer must be one of"),
-        ({"batch_size": 8, "precision": "float16"}, "precision must be one of"),
-        ({"batch_size": 8, "momentum_dtype": "half"}, "momentum_dtype must be one of"),
-        ({"batch_size": 8, "utilization": 40}, "utilization must be in"),
-        ({"batch_size": 8, "peak_tflops": 0}, "peak_tflops above 0"),
+def test_what_cannot_be_planned_is_said() -> None:
+    cases = [
+        ({"batch_size": 100, "devices": 8}, "the nearest are [96, 104]"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"batch_size": 8, "devices": 1.0}, "devices must be"),
+        ({"batch_size": 8, "optimizer": "adam"}, "optimizer must be"),
+        ({"batch_size": 8, "precision": "float16"}, "precision must be"),
+        ({"batch_size": 8, "momentum_dtype": "half"}, "momentum_dtype must be"),
+        ({"batch_size": 8, "utilization": 40}, "utilization must be"),
+        ({"batch_size": 8, "peak_tflops": 0}, "peak_tflops"),
         ({"batch_size": 8, "model": "ViT-X/16"}, "the nearest are"),
-    ],
-)
-def test_what_cannot_be_planned_is_said(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        plan(**{"model": "Ti/16", **asked})
+    ]
+    assert not unrefused(lambda **asked: plan(**{"model": "Ti/16", **asked}), cases)
+
+
+# ---- what the memory decides
+
+
+GIB = 2**30
+CONFIG = ViTConfig.from_name("B/16", image_size=384)
+
+
+def finetune(**changes: Any) -> Recipe:
+    return recipe("finetune", **changes)
+
+
+def test_the_fewest_micro_batches_that_fit() -> None:
+    cases = [(20, 1, {}), (20, 8, {}), (5, 1, {"remat": True}), (9, 1, {"batch_size": 30})]
+    for gib, replicas, changes in cases:
+        chosen = recipe("finetune", **changes)
+        number = fewest_micro_batches(chosen, CONFIG, replicas=replicas, memory=gib * GIB)
+        numbers = [n for n in range(1, number + 1) if chosen.batch_size // replicas % n == 0]
+        plans = {n: plan_step(chosen.replace(accumulation=n), CONFIG, replicas=replicas) for n in numbers}
+        limit = planner.CHOSEN_SHARE * gib * GIB
+        assert plans.pop(number).total <= limit
+        assert all(planned.total + planner.WAITING_BATCHES * planned.images > limit for planned in plans.values())
+    # The first command of the readme
+    numbers = [fewest_micro_batches(finetune(), CONFIG, replicas=1, memory=gib * GIB) for gib in (8, 16, 40, 140)]
+    assert numbers == [128, 64, 16, 4]
+    assert fewest_micro_batches(finetune(), CONFIG, replicas=1, memory=None) == 1
+
+
+def test_one_image_that_does_not_fit_is_refused_with_figures_and_remedies() -> None:
+    with pytest.raises(ValueError, match=r"one image at once of 384x384 pixels needs about 2.74 GiB .* 1.00 GiB"):
+        fewest_micro_batches(finetune(), CONFIG, replicas=1, memory=GIB)
+    # The plan of a recipe that freezes variables is an upper bound.
+    assert fewest_micro_batches(finetune(freeze=["block_*"]), CONFIG, replicas=1, memory=GIB) == 512
+    assert planner.evaluation_batch(finetune(accumulation=8), CONFIG, replicas=1) == 64
+    assert planner.evaluation_batch(finetune(accumulation=512), CONFIG, replicas=1) < 32
+
+
+def test_a_stated_number_is_refused_beyond_the_error_of_plans_and_warned_of_within() -> None:
+    chosen = finetune(accumulation=8)
+    planned = plan_step(chosen, CONFIG, replicas=1)
+    with pytest.raises(ValueError, match=r"batch of 512 with accumulation=8 .*50\.\d GiB .*accumulation='auto'"):
+        check_memory(chosen, planned, memory=int(planned.total / 1.4))
+    with pytest.warns(UserWarning, match="^keras_vit: A batch of 512 with accumulation=8"):
+        check_memory(chosen, planned, memory=int(planned.total / 1.3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_memory(chosen, planned, memory=planned.total)
+        check_memory(chosen, planned, memory=None)
+
+
+# Text of files of a machine -> the bytes that are free
+MACHINES: list[tuple[dict[str, str], int | None]] = [
+    ({}, None),
+    ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "proc/self/cgroup": ""}, 2048 * 1024),
+    (  # cgroup 2: the smallest room of the group and those above; the page cache can be taken back
+        {
+            "proc/meminfo": "MemAvailable: 9000 kB\n",
+            "proc/self/cgroup": "0::/pod/box\n",
+            "sys/fs/cgroup/pod/box/memory.max": "max\n",
+            "sys/fs/cgroup/pod/box/memory.current": "5000\n",
+            "sys/fs/cgroup/pod/box/memory.stat": "anon 1\ninactive_file 7\n",
+            "sys/fs/cgroup/pod/memory.max": "9000\n",
+            "sys/fs/cgroup/pod/memory.current": "5000\n",
+            "sys/fs/cgroup/pod/memory.stat": "anon 1\ninactive_file 7\n",
+        },
+        4007,
+    ),
+    (  # cgroup 1; the path is that of the host, and the container sees its own group at the top
+        {
+            "proc/meminfo": "MemAvailable: 9000 kB\n",
+            "proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/x\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9000\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "8000\n",
+            "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 30\n",
+        },
+        1001,
+    ),
+]
+
+
+def test_free_memory_respects_the_container(tmp_path: Path) -> None:
+    for number, (files, expected) in enumerate(MACHINES):
+        for name, text in files.items():
+            path = tmp_path / str(number) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert free_memory(tmp_path / str(number)) == expected
+
+
+def test_the_variable_states_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_VIT_MEMORY", "1.5")
+    assert device_memory(2) == 1.5 * GIB
+    for wrong in ("0", "12GB", "-1", "nan"):
+        monkeypatch.setenv("KERAS_VIT_MEMORY", wrong)
+        with pytest.raises(ValueError, match="KERAS_VIT_MEMORY is a number of GiB above 0, such as 12. Received: "):
+            device_memory(1)
+    monkeypatch.delenv("KERAS_VIT_MEMORY")
+    assert 0 < (device_memory(2) or 0) <= 0.6 * (device_memory(1) or 0)

@@ -9,12 +9,8 @@ import keras
 import numpy as np
 import pytest
 import scipy.special
-import tensorflow as tf
 
-from keras_vit import position
-from keras_vit.model import layers as vit
-from keras_vit.model.layers.position_variants import RelativePosition, relative_scores
-from keras_vit.model.layers.runtime import random_scope
+from keras_vit.model.layers.position_variants import RelativePosition
 from keras_vit.model.vision_transformer import VisionTransformer
 from model_weights import values
 from tiny_models import VARIANTS, built, prepared, tiny
@@ -112,98 +108,32 @@ def test_every_variant_is_the_model_in_numpy(name: str) -> None:
     assert np.abs(np.array(model(images)) - logits).max() <= 1e-12 * np.abs(logits).max()
     for got, want in zip(model.attention_maps(images), maps, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+    # Whole patches are exchanged: without positions they are a bag.
+    difference = np.abs(np.array(model(np.roll(images, 8, axis=1))) - logits).max()
+    assert (difference < 1e-12 * np.abs(logits).max()) if name == "none" else (difference > 1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "weights"),
-    [
-        ("none", {}),
-        ("1-D", {"position": 17 * 32}),
-        ("2-D positions", {"position": 2 * 5 * 16}),
-        ("2-D on patches only", {"position": 2 * 4 * 16}),
-        ("positions at every block", {"position_0": 17 * 32, "position_1": 17 * 32}),
-        ("shared positions", {"position": 17 * 32}),
-        ("2-D shared", {"position": 2 * 5 * 16}),
-        ("relative positions", {"position_0": 33 * 32, "position_1": 33 * 32}),
-        ("shared relative positions", {"position": 33 * 32}),
-    ],
-)
-def test_a_variant_has_the_weights_that_the_paper_describes(name: str, weights: dict[str, int]) -> None:
-    model = VisionTransformer(tiny(**ABLATION[name]))
-    layers = {layer.name: layer for layer in model.layers if layer.name.startswith("position")}
-    assert {name: layer.count_params() for name, layer in layers.items()} == weights
-    for layer in layers.values():
-        for weight in layer.weights:  # 80 or more draws: the estimated deviation has an error of 8 %; four times that
-            assert np.std(weight) == pytest.approx(0.02, rel=0.32)
+# Name of the variant: numbers of weights in its layers
+COUNTS: dict[str, dict[str, int]] = {
+    "none": {},
+    "1-D": {"position": 17 * 32},
+    "2-D positions": {"position": 2 * 5 * 16},
+    "2-D on patches only": {"position": 2 * 4 * 16},
+    "positions at every block": {"position_0": 17 * 32, "position_1": 17 * 32},
+    "shared positions": {"position": 17 * 32},
+    "relative positions": {"position_0": 33 * 32, "position_1": 33 * 32},
+    "shared relative positions": {"position": 33 * 32},
+}
 
 
-def test_without_positions_the_patches_are_a_bag_and_with_every_kind_they_are_not() -> None:
-    images = prepared(tiny()).astype(np.float64)
-    moved = np.roll(images, 8, axis=1)  # whole patches are exchanged
-    for name, changes in ABLATION.items():
-        model = built("float64", **changes)
-        difference = np.abs(np.array(model(images)) - np.array(model(moved))).max()
-        assert (difference < 1e-12) if name == "none" else (difference > 1e-3), name
-
-
-# ---- relative attention
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, 10])
-def test_relative_scores_are_the_products_of_queries_and_their_offsets(tokens: int) -> None:
-    random = np.random.default_rng(0)
-    query, table = random.normal(size=(2, 3, tokens, 4)), random.normal(size=(2 * tokens - 1, 3, 4))
-    want = np.array([[table[i - j + tokens - 1] for j in range(tokens)] for i in range(tokens)])
-    # four products of size 1 in float64
-    np.testing.assert_allclose(relative_scores(query, table), np.einsum("bhid,ijhd->bhij", query, want), atol=1e-14)
-
-
-def test_equal_content_attends_by_distance_alone() -> None:
-    model = built("float64", **WIDE, **RELATIVE, classifier="gap")
-    images = np.zeros((1, 16, 40, 3))
-    first, _ = model.attention_maps(images)
-    ratio = np.log(np.array(first)[0])  # except for the factor that each query's softmax removes
-    for i in range(1, 10):
-        np.testing.assert_allclose(np.diff(ratio[:, i, 1:]), np.diff(ratio[:, i - 1, :-1]), atol=1e-12)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "jit_compile"), [("shared relative positions", True), ("2-D positions at every block", False)]
-)
-def test_gradients_reach_the_tables_and_are_the_same_when_blocks_are_computed_again(
-    name: str, jit_compile: bool
-) -> None:
-    model = built(**VARIANTS[name])
-    images, weights = prepared(model.config), [weight.value for weight in model.trainable_weights]
-
-    def gradients(seed: Any, remat: bool) -> Any:
-        with tf.GradientTape() as tape, random_scope(seed, remat=remat):
-            loss = tf.reduce_sum(model(images, training=True) ** 2)
-        return tape.gradient(loss, weights)
-
-    seed = tf.constant([3, 4])
-    kept, again = gradients(seed, False), tf.function(gradients, jit_compile=jit_compile)(seed, True)
-    for weight, want, got in zip(model.trainable_weights, kept, again, strict=True):
-        largest = np.abs(want).max()
-        # The bias of the keys adds the same number to a whole row of scores, so its gradient is only rounding.
-        assert largest > 1e-3 or weight.path.endswith("key/bias"), weight.path
-        # Another order of additions: float32's 6e-8, over some hundred terms that partly cancel.
-        np.testing.assert_allclose(got, want, rtol=0, atol=max(1e-4 * largest, 1e-3), err_msg=weight.path)
-
-
-@pytest.mark.parametrize("name", ["2-D positions at every block", "relative positions", "shared relative positions"])
-def test_a_variant_learns_in_mixed_precision_and_its_weights_stay_wide(name: str) -> None:
-    model = VisionTransformer(tiny(**VARIANTS[name], num_layers=1), dtype="mixed_bfloat16")
-    images, labels = prepared(model.config, 10), np.arange(10) % 5
-    before = values(model)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(5e-3), loss, run_eagerly=True)
-    losses = [float(model.train_on_batch(images, labels)) for _ in range(6)]
-    assert losses[-1] < 0.8 * losses[0]
-    for path, value in values(model).items():
-        assert value.dtype == np.float32
-        assert not path.startswith("position") or np.any(value != before[path]), path
+def test_a_variant_has_the_weights_that_the_paper_describes() -> None:
+    for name, weights in COUNTS.items():
+        model = VisionTransformer(tiny(**ABLATION[name]))
+        layers = {layer.name: layer for layer in model.layers if layer.name.startswith("position")}
+        assert {each: layer.count_params() for each, layer in layers.items()} == weights, name
+        for layer in layers.values():
+            for weight in layer.weights:  # 80 or more draws: the deviation has an error of 8 %; four times that
+                assert np.std(weight) == pytest.approx(0.02, rel=0.32)
 
 
 # ---- saving, and another resolution
@@ -229,33 +159,16 @@ def test_tables_of_columns_and_rows_are_interpolated_along_their_own_axis(tmp_pa
             np.testing.assert_allclose(got[2:], np.transpose(want), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("method", position.METHODS)
-def test_interpolated_tables_make_the_embedding_that_interpolating_it_would(method: str) -> None:
-    def embedding(model: VisionTransformer) -> np.ndarray:
-        layer = model.get_layer("position")
-        return np.array(layer(np.zeros((1, model.config.num_tokens, 32), np.float32)))
-
-    model = built(**WIDE, position="learned2d")
-    want = position.resize(embedding(model), (3, 7), source_grid=(2, 5), method=method)
-    # One of the two was rounded to float32 before a weighted sum (weights add up to 1) of values of size 1.
-    np.testing.assert_allclose(embedding(model.resized((24, 56), method=method)), want, rtol=0, atol=3e-7)
-
-
 @pytest.mark.filterwarnings("ignore:Skipping nested container:UserWarning")  # Keras' warning, before its error
 @pytest.mark.parametrize(
-    "name", ["relative positions", pytest.param("shared relative positions", marks=pytest.mark.full)]
-)
-@pytest.mark.parametrize(
-    "image_size",
-    [48, pytest.param((16, 64), marks=pytest.mark.full)],
-    ids=["larger", "as many patches, otherwise laid out"],
+    ("name", "image_size"), [("relative positions", 48), ("shared relative positions", (16, 64))], ids=str
 )
 def test_relative_positions_of_another_grid_are_refused_until_they_start_anew(
     name: str, image_size: Any, tmp_path: Path
 ) -> None:
     model = built(**VARIANTS[name])
     with pytest.raises(ValueError, match=r"not interpolated: position.* grid of .*Received: \(4, 4\) and 1.*fresh"):
-        model.resized(image_size)
+        model.resized(image_size)  # larger, or as many patches that are laid out otherwise
     config = model.config.replace(image_size=image_size)
     model.save_weights(tmp_path / "model.weights.h5")
     with pytest.raises(ValueError, match="not interpolated"):
@@ -266,49 +179,27 @@ def test_relative_positions_of_another_grid_are_refused_until_they_start_anew(
     np.testing.assert_array_equal(model.resized((32, 32))(prepared(model.config)), model(prepared(model.config)))
 
 
-@pytest.mark.parametrize(
-    ("saved", "wanted"),
-    [
-        ({}, {"position": "learned2d"}),
-        ({"position": "learned2d"}, {}),
-        ({"position_place": "shared"}, {"position": "relative", "position_place": "shared"}),
-        ({"position": "relative", "position_place": "shared"}, {"position_place": "shared"}),
-    ],
-)
-def test_weights_of_another_kind_are_refused_by_name(saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"relative position has a|position embedding of kind '.*Received: "):
-        VisionTransformer(tiny(**saved)).with_config(tiny(**wanted))
-
-
-def test_relative_positions_behind_other_prefix_tokens_are_refused() -> None:
-    source = VisionTransformer(tiny(**RELATIVE))
+def test_weights_of_another_kind_or_behind_other_prefix_tokens_are_refused() -> None:
+    plane, shared = {"position": "learned2d"}, {"position_place": "shared"}
+    relative = {"position": "relative", "position_place": "shared"}
+    for saved, wanted in (({}, plane), (plane, {}), (shared, relative), (relative, shared)):
+        with pytest.raises(ValueError, match="relative position has a|position embedding of kind"):
+            VisionTransformer(tiny(**saved)).with_config(tiny(**wanted))
     with pytest.raises(ValueError, match=r"3 tokens in front. Received: \(4, 4\) and 1"):
-        source.with_config(tiny(**RELATIVE, num_registers=2), fresh=["prefix"])
+        VisionTransformer(tiny(**RELATIVE)).with_config(tiny(**RELATIVE, num_registers=2), fresh=["prefix"])
 
 
-# ---- the layers alone
-
-
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "float64"])
-def test_a_relative_position_comes_back_from_its_config_and_has_its_policys_dtype(policy: str) -> None:
-    layer = RelativePosition((2, 4), 4, prefix_tokens=1, name="some_name", dtype=policy)
-    x = np.zeros((2, 9, 32))
-    table = layer(x)
-    other: Any = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-    other(x)
-    other.set_weights(layer.get_weights())
-    assert type(other) is RelativePosition
-    assert other.get_config() == layer.get_config()
-    assert keras.backend.standardize_dtype(other(x).dtype) == layer.compute_dtype
-    assert table.shape == layer.compute_output_shape(x.shape) == (17, 4, 8)
-    np.testing.assert_array_equal(other(x), table)
-
-
-def test_a_2d_position_embedding_comes_back_from_its_config_with_equal_output() -> None:
-    layer = vit.PositionEmbedding((2, 4), prefix_tokens=1, kind="learned2d", name="some_name")
-    x = np.random.default_rng(0).normal(size=(2, 9, 32)).astype(np.float32)
-    want = layer(x)
-    other = vit.PositionEmbedding.from_config(layer.get_config())
-    other.build(x.shape)
-    other.set_weights(layer.get_weights())
-    np.testing.assert_array_equal(other(x), want)
+@pytest.mark.parametrize("name", ["2-D positions at every block", "shared relative positions"])
+def test_a_variant_learns_in_mixed_precision_and_comes_back_from_its_file(name: str, tmp_path: Path) -> None:
+    model = VisionTransformer(tiny(**VARIANTS[name], num_layers=1), dtype="mixed_bfloat16")
+    images, labels = prepared(model.config, 10), np.arange(10) % 5
+    before = values(model)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(5e-3), loss, run_eagerly=True)
+    losses = [float(model.train_on_batch(images, labels)) for _ in range(6)]
+    assert losses[-1] < 0.8 * losses[0]
+    for path, value in values(model).items():
+        assert value.dtype == np.float32
+        assert not path.startswith("position") or np.any(value != before[path]), path
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "model.keras")(images), model(images))

@@ -1,91 +1,90 @@
-"""The workflow and the docstrings of the reference are complete."""
+"""Every public name is documented, its examples run and print what they show, and CI does what is promised."""
 
 from __future__ import annotations
 
+import ast
+import builtins
 import configparser
+import doctest
+import functools
+import importlib
 import inspect
+import io
 import re
-import subprocess
+import runpy
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import yaml
 
-import readme_lines
-from public_names import PublicName, modules, public_names
+import keras_vit
+from keras_vit import errors
+from package_source import ROOT, TREES
 
-ROOT = Path(__file__).parents[1]
-SETUP = configparser.ConfigParser()
-SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-TARGETS = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))
-PYTHONS = re.findall(r"Python :: (3\.\d+)$", SETUP["metadata"]["classifiers"], re.MULTILINE)
-GITHUB = ROOT / ".github"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GITHUB.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+METHODS = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+PROMPT = ">>> "
 
 
-def read(path: Path) -> Any:
-    """Read a YAML file with every scalar as a string, so that GitHub's `on` is not True and 3.10 is not 3.1."""
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+class PublicName(NamedTuple):
+    """A public object, under the name that users import it by."""
+
+    name: str
+    value: Any
+    owner: type | None  # the class of a method
+
+    @property
+    def docstring(self) -> str:
+        """Return its docstring, without the indentation."""
+        return inspect.getdoc(self.value) or ""
+
+    @property
+    def overrides_foreign(self) -> bool:
+        """Return whether a base class outside of the package has a method of this name, and documents it."""
+        foreign = [base for base in getattr(self.owner, "__mro__", ()) if not base.__module__.startswith("keras_vit")]
+        return any(hasattr(base, self.name.rpartition(".")[2]) for base in foreign)
+
+    @property
+    def has_example(self) -> bool:
+        """Return whether its docstring has an example, or, for a method, the docstring of its class calls it."""
+        lines = [line for line in (getattr(self.owner, "__doc__", None) or "").splitlines() if PROMPT in line]
+        return PROMPT in self.docstring or any(f".{self.name.rpartition('.')[2]}(" in line for line in lines)
+
+    @property
+    def needs_example(self) -> bool:
+        """Return whether a name must have one: exceptions are raised, and properties read, without a call."""
+        of_exception = [kind for kind in (self.value, self.owner) if isinstance(kind, type)]
+        is_property = isinstance(self.value, property | functools.cached_property)
+        return not (
+            any(issubclass(kind, BaseException) for kind in of_exception) or is_property or self.overrides_foreign
+        )
 
 
-WORKFLOW = read(GITHUB / "workflows" / "ci.yml")
-STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
-MATRIX = WORKFLOW["jobs"]["make"]["strategy"]["matrix"]
+def public_modules() -> list[types.ModuleType]:
+    """Return the package and its public modules."""
+    inner = [getattr(keras_vit, name) for name in keras_vit.__all__]
+    return [keras_vit, *(value for value in inner if inspect.ismodule(value))]
 
 
-def test_the_workflow_runs_make_and_nothing_else() -> None:
-    assert {step["run"] for step in STEPS if "run" in step} == {"make ${{ matrix.target }}"}
-    targets = {*MATRIX["target"], *(row["target"] for row in MATRIX["include"])}
-    assert targets <= TARGETS
-    assert targets >= {*re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)}
-    assert targets >= {"lint", "test", "test-wheel", "test-browser"}
+def public_names() -> Iterator[PublicName]:
+    """Yield every public function and class, and the public methods of the classes."""
+    for module in public_modules():
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                yield PublicName(f"{module.__name__}.{name}", value, None)
+            if inspect.isclass(value):
+                for method, kind in vars(value).items():
+                    if isinstance(kind, METHODS) and not method.startswith("_"):
+                        yield PublicName(f"{module.__name__}.{name}.{method}", getattr(value, method), value)
 
 
-def test_the_workflow_has_the_pythons_that_are_promised() -> None:
-    assert MATRIX["python"] == PYTHONS
-    assert {row["python"] for row in MATRIX["include"]} <= set(PYTHONS)
-    assert SETUP["options"]["python_requires"] == f">={PYTHONS[0]}"
-    bounds = re.findall(r"\(3, (\d+)\) <= sys\.version_info\[:2\] <= \(3, (\d+)\)", MAKEFILE)
-    assert bounds == [(PYTHONS[0].removeprefix("3."), PYTHONS[-1].removeprefix("3."))]
-
-
-def test_the_workflow_may_only_read_and_uses_whole_versions_of_actions() -> None:
-    assert WORKFLOW["permissions"] == {"contents": "read"}
-    assert not any("permissions" in job for job in WORKFLOW["jobs"].values())
-    actions = [step for step in STEPS if "uses" in step]
-    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) for step in actions)
-    for step in actions:
-        for path in step.get("with", {}).get("cache-dependency-path", "").split():
-            assert (ROOT / path).is_file()
-    checkouts = [step for step in actions if step["uses"].startswith("actions/checkout@")]
-    assert checkouts and all(step["with"]["persist-credentials"] == "false" for step in checkouts)
-
-
-def test_only_the_browser_is_optional() -> None:
-    optional = [row["target"] for row in MATRIX["include"] if row.get("optional") == "true"]
-    assert optional == ["test-browser"]
-    assert WORKFLOW["jobs"]["make"]["continue-on-error"] == "${{ matrix.optional || false }}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_makes_is_a_target(page: Path) -> None:
-    found = re.findall(r"(?:^(?:\$ )?|`)make ((?:[a-z-]+ ?)+)", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert {target for targets in found for target in targets.split()} <= TARGETS
-
-
-def test_every_target_is_known_not_to_be_a_file() -> None:
-    (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
-    assert set(phony.split()) == TARGETS
-
-
-def test_the_readme_has_lines_for_a_newcomer() -> None:
-    lines = readme_lines.lines()
-    compile(lines, "README.md", "exec")
-    assert "http" not in lines
+PUBLIC = list(public_names())
 
 
 def described(docstring: str) -> set[str]:
@@ -103,25 +102,131 @@ def parameters(value: Any) -> set[str]:
     return {*inspect.signature(value).parameters} - hidden - {"self"}
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
-def test_only_the_names_that_are_listed_are_public(module: types.ModuleType) -> None:
-    shown = {name for name in dir(module) if not name.startswith("_")}
-    assert shown == {name for name in module.__all__ if not name.startswith("_")}
+def test_every_public_name_is_listed_and_says_what_it_is_and_takes() -> None:
+    for module in public_modules():
+        shown = {name for name in dir(module) if not name.startswith("_")}
+        assert shown == {name for name in module.__all__ if not name.startswith("_")}, module.__name__
+    assert [public.name for public in PUBLIC if not public.docstring] == []
+    called = [public for public in PUBLIC if callable(public.value) and not public.overrides_foreign]
+    missing = {public.name: parameters(public.value) - described(public.docstring) for public in called}
+    assert {name: names for name, names in missing.items() if names} == {}
+    assert [public.name for public in PUBLIC if public.needs_example and not public.has_example] == []
 
 
-@pytest.mark.parametrize("public", list(public_names()), ids=lambda public: public.name)
-def test_every_public_name_says_what_it_is_and_takes(public: PublicName) -> None:
-    assert public.docstring
-    if callable(public.value) and not public.overrides_foreign:
-        assert parameters(public.value) <= described(public.docstring)
+def test_errors_that_are_promised_can_be_imported_and_caught_as_built_in_ones() -> None:
+    sections = [re.search(r"^Raises:\n((?: .*\n?|\n)+)", public.docstring, re.MULTILINE) for public in PUBLIC]
+    promised = {name for section in sections if section for name in re.findall(r"\b[A-Z]\w*Error\b", section[1])}
+    assert {"DownloadError", "CheckpointError", "UnknownModelError", "ValueError"} <= promised
+    assert not {name for name in promised if not hasattr(builtins, name) and name not in errors.__all__}
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        built_in = [base for base in kind.__mro__ if base.__module__ == "builtins"]
+        assert issubclass(kind, errors.KerasViTError)
+        assert name == "KerasViTError" or built_in[0] is not Exception, name
+
+
+def run_examples(text: str, name: str, names: dict[str, Any]) -> str:
+    """Run the examples of a docstring one after the other; return "", or what failed or printed something else."""
+    test = doctest.DocTestParser().get_doctest(text, dict(names), name, None, 0)
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
+    runner.run(test, out=report.write)
+    return report.getvalue() if runner.tries else f"{name} has no example"
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run examples in an empty folder, and without the internet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
+    yield
+
+
+SHOWN = [public for public in PUBLIC if PROMPT in public.docstring]
+SLOW = {f"keras_vit.{name}" for name in ("batch.embed", "dense.load", "export.saved_model", "train.run")}
+
+
+def assert_examples_run(chosen: list[PublicName]) -> None:
+    names = {"keras_vit": keras_vit, "np": np}
+    failures = {public.name: run_examples(public.docstring, public.name, names) for public in chosen}
+    assert chosen and {name: told for name, told in failures.items() if told} == {}
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("module", sorted({public.name.split(".")[1] for public in SHOWN}))
+def test_the_public_examples_run(module: str) -> None:
+    assert_examples_run([each for each in SHOWN if each.name.split(".")[1] == module and each.name not in SLOW])
 
 
 @pytest.mark.full
-def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
-    script = [sys.executable, str(ROOT / "docs" / "reference.py"), str(tmp_path)]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("name", sorted(SLOW))
+def test_the_slow_public_examples_run(name: str) -> None:
+    assert_examples_run([each for each in SHOWN if each.name == name])
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_the_examples_of_private_functions_run_with_the_names_of_their_module() -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    public = {each.docstring for each in SHOWN}
+    failures = {}
+    for module, tree in TREES.items():
+        texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
+        for text in [text for text in texts if text and PROMPT in text and text not in public]:
+            names = vars(importlib.import_module(f"keras_vit.{module}".removesuffix(".__init__")))
+            failures[module, text] = run_examples(text, module, {**names, "keras_vit": keras_vit, "np": np})
+    assert failures and {name: told for name, told in failures.items() if told} == {}
+
+
+def test_a_wrong_example_is_found() -> None:
+    for text, shown in (
+        (">>> np.float32(1) + 1\nnp.float32(3.0)", "np.float32(2.0)"),
+        (">>> keras_vit.zoo.no_such_name", "no_such_name"),
+    ):
+        assert shown in run_examples(text, "wrong", {"keras_vit": keras_vit, "np": np})
+
+
+@pytest.mark.full
+def test_the_reference_is_written_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["reference.py", str(tmp_path)])
+    runpy.run_path(str(ROOT / "docs" / "reference.py"), run_name="__main__")
     pages = {path.stem for path in tmp_path.rglob("*.html")}
-    assert pages == {"index", *(module.__name__.rpartition(".")[2] for module in modules())}
+    assert pages == {"index", *(module.__name__.rpartition(".")[2] for module in public_modules())}
     model = (tmp_path / "keras_vit.html").read_text(encoding="utf-8")
     assert 'id="VisionTransformer.attention_maps"' in model
+
+
+# ---- the Makefile and the workflow of GitHub
+
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))
+WORKFLOW = yaml.load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+
+
+def test_the_workflow_runs_targets_of_make_on_the_pythons_that_are_promised() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    pythons = re.findall(r"Python :: (3\.\d+)$", setup["metadata"]["classifiers"], re.MULTILINE)
+    matrix = WORKFLOW["jobs"]["make"]["strategy"]["matrix"]
+    steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+    assert {step["run"] for step in steps if "run" in step} == {"make ${{ matrix.target }}"}
+    targets = {*matrix["target"], *(row["target"] for row in matrix["include"])}
+    checked = re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"lint", "test", "test-wheel", "test-browser", *checked} <= targets <= TARGETS
+    assert matrix["python"] == pythons and {row["python"] for row in matrix["include"]} <= set(pythons)
+    assert setup["options"]["python_requires"] == f">={pythons[0]}"
+    bounds = re.findall(r"\(3, (\d+)\) <= sys\.version_info\[:2\] <= \(3, (\d+)\)", MAKEFILE)
+    assert bounds == [(pythons[0].removeprefix("3."), pythons[-1].removeprefix("3."))]
+    # The workflow may read the repository and nothing else.
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    assert not any("permissions" in job for job in WORKFLOW["jobs"].values())
+
+
+def test_what_a_page_makes_is_a_target() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert set(phony.split()) == TARGETS
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / ".github").glob("*.md"), *ROOT.glob("docs/*.md")]
+    for page in pages:
+        found = re.findall(r"(?:^(?:\$ )?|`)make ((?:[a-z-]+ ?)+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert {target for targets in found for target in targets.split()} <= TARGETS, page

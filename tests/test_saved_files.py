@@ -29,16 +29,17 @@ def expected_logits() -> np.ndarray:
         return outputs["logits"]
 
 
-@pytest.mark.parametrize("name", ["model.keras", "model.npz"])
-def test_a_file_of_an_earlier_version_loads(name: str) -> None:
-    model = converters.load(SAVED / name, config={"num_heads": CONFIG.num_heads} if name.endswith(".npz") else None)
-    np.testing.assert_allclose(model(prepared(CONFIG)), expected_logits(), atol=LOGITS_TOLERANCE)
-
-
-def test_weights_of_an_earlier_version_load() -> None:
-    model = VisionTransformer(CONFIG)
-    model.load_weights(SAVED / "model.weights.h5")
-    np.testing.assert_allclose(model(prepared(CONFIG)), expected_logits(), atol=LOGITS_TOLERANCE)
+def test_files_of_an_earlier_version_load() -> None:
+    weights = VisionTransformer(CONFIG)
+    weights.load_weights(SAVED / "model.weights.h5")
+    models = {
+        "model.keras": converters.load(SAVED / "model.keras"),
+        "model.npz": converters.load(SAVED / "model.npz", config={"num_heads": CONFIG.num_heads}),
+        "model.weights.h5": weights,
+    }
+    for name, model in models.items():
+        found = model(prepared(CONFIG))
+        np.testing.assert_allclose(found, expected_logits(), atol=LOGITS_TOLERANCE, err_msg=name)
 
 
 def models_around_ours() -> dict[str, keras.Model]:
@@ -79,17 +80,21 @@ for name in expected.files:
 """
 
 
+# The order of the imports matters, so this needs a new process.
 @pytest.mark.parametrize(
     "lines",
     [
         "import keras, keras_vit; load_model = keras.models.load_model",
-        "import tensorflow, keras_vit; load_model = tensorflow.keras.models.load_model",
+        pytest.param(
+            "import tensorflow, keras_vit; load_model = tensorflow.keras.models.load_model", marks=pytest.mark.full
+        ),
     ],
 )
 def test_keras_itself_opens_models_in_a_new_process(saved: Path, lines: str) -> None:
     subprocess.run([sys.executable, "-c", f"import numpy as np; {lines}{LOAD_ALL}"], check=True, cwd=saved)
 
 
+@pytest.mark.full
 def test_keras_explains_that_the_classes_must_be_imported_if_it_was_imported_later(saved: Path) -> None:
     code = f"""
 import keras_vit, keras, numpy as np
@@ -108,6 +113,7 @@ from keras_vit.text import TextEncoder
     subprocess.run([sys.executable, "-c", code], check=True, cwd=saved)
 
 
+@pytest.mark.full
 def test_a_run_of_an_earlier_version_continues(tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(SAVED / "run", out)

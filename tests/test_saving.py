@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,104 +17,62 @@ from keras_vit import Preprocessing, converters
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from model_weights import assert_same_bits, values
-from tiny_models import VARIANTS, built, tiny
+from tiny_models import VARIANTS, built
 
 IMAGENET = Preprocessing(interpolation="bicubic", antialias=True, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
-@pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_two_files_in_one_folder_keep_their_own_config(tmp_path: Path, format: str) -> None:
+def test_two_files_in_one_folder_keep_their_own_config(tmp_path: Path) -> None:
     first = built(activation="gelu_erf")
     second = built(activation="gelu_quick", mlp_dim=40)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # timm's config.json has no epsilon
-        converters.save(first, tmp_path / "a.safetensors", format=format)
+    converters.save(first, tmp_path / "a.safetensors", format="huggingface")
     with pytest.warns(UserWarning, match=r"config.json described a.safetensors and now describes b.safetensors"):
-        converters.save(second, tmp_path / "b.safetensors", format=format)
+        converters.save(second, tmp_path / "b.safetensors", format="huggingface")
     for name, model in (("a", first), ("b", second)):
         again = converters.load(tmp_path / f"{name}.safetensors")
         assert again.config.activation == model.config.activation
         assert_same_bits(values(again), values(model))
 
 
-@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
-def test_a_config_that_somebody_else_wrote_is_not_written_over(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text('{"mine": 1}')
-    with pytest.raises(converters.CheckpointError, match="belongs to another checkpoint"):
-        converters.save(built(), tmp_path, format="huggingface")
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert json.loads((tmp_path / name).read_text()) == {"mine": 1}
+def test_a_config_that_somebody_else_wrote_is_not_written_over(tmp_path: Path) -> None:
+    for name in ("config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text('{"mine": 1}')
+        with pytest.raises(converters.CheckpointError, match="belongs to another checkpoint"):
+            converters.save(built(), tmp_path, format="huggingface")
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        assert json.loads((tmp_path / name).read_text()) == {"mine": 1}
+        (tmp_path / name).unlink()
 
 
-def test_hugging_face_preprocessing_is_written_and_read(tmp_path: Path) -> None:
-    model = built(preprocessing=IMAGENET)
-    path = converters.save(model, tmp_path / "vit", format="huggingface")
-    written = json.loads((path.parent / "preprocessor_config.json").read_text())
-    assert (written["image_mean"], written["resample"]) == ([0.485, 0.456, 0.406], 3)
-    assert converters.load(path.parent).config.preprocessing == IMAGENET
-
-
-def test_the_preprocessing_beside_a_hugging_face_file_is_obeyed(tmp_path: Path, case_folder: Path) -> None:
-    (case_folder / "preprocessor_config.json").write_text(
-        json.dumps({"image_mean": IMAGENET.mean, "image_std": IMAGENET.std, "resample": 3, "size": {"height": 32}})
-    )
-    found = converters.load(case_folder).config.preprocessing
+def test_the_preprocessing_beside_a_hugging_face_file_is_obeyed_or_refused(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):  # written by transformers 5
+        shutil.copy(Path(__file__).parent / "data" / "reference" / "hf_cls_v5" / name, tmp_path)
+    stated = {"image_mean": IMAGENET.mean, "image_std": IMAGENET.std, "resample": 3, "size": {"height": 32}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(stated))
+    found = converters.load(tmp_path).config.preprocessing
     # The official processor rounds the resized pixels, and the corner of a crop down.
     assert found == dataclasses.replace(IMAGENET, round_pixels=True, crop_rounding="down")
-
-
-def test_a_preparation_that_is_not_ours_is_refused(case_folder: Path) -> None:
-    (case_folder / "preprocessor_config.json").write_text('{"do_normalize": false}')
+    (tmp_path / "preprocessor_config.json").write_text('{"do_normalize": false}')
     with pytest.raises(converters.CheckpointError, match="do_normalize"):
-        converters.load(case_folder)
-
-
-@pytest.fixture
-def case_folder(tmp_path: Path) -> Path:
-    """Return a folder that transformers 5 wrote."""
-    case = Path(__file__).parent / "data" / "reference" / "hf_cls_v5"
-    folder = tmp_path / "hf"
-    folder.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((case / name).read_bytes())
-    return folder
-
-
-@pytest.mark.parametrize(("name", "format"), [("nowhere/x.npz", "google"), ("", "google"), ("", "big_vision")])
-def test_a_path_that_is_no_file_in_a_folder_is_refused(tmp_path: Path, name: str, format: str) -> None:
-    with pytest.raises(converters.CheckpointError, match="written into a folder that exists"):
-        converters.save(built(), tmp_path / name, format=format)
-    assert not list(tmp_path.iterdir())
+        converters.load(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:keras_vit")  # digits of other readers
 @pytest.mark.parametrize("format", [name for name in FORMATS if load_table(name).writable])
-def test_a_name_that_says_another_container_is_refused(tmp_path: Path, format: str) -> None:
-    model = built()
+def test_a_name_that_says_another_container_or_no_file_in_a_folder_is_refused(tmp_path: Path, format: str) -> None:
+    model = built(num_layers=1)
     own = f".{load_table(format).container}"
     suffixes = {".npz", ".safetensors", ".pth", ".PT", ".bin", ".h5", ".keras", ".ckpt", ".onnx", ".tflite"} - {own}
     for suffix in suffixes:
-        with pytest.raises(CheckpointError, match=rf"{format} files are {own} files.*save as 'x{own}'. Received: 'x"):
+        with pytest.raises(CheckpointError, match=rf"{format} files are {own} files"):
             converters.save(model, tmp_path / f"x{suffix}", format=format)
+    if own == ".npz":
+        for name in ("nowhere/x.npz", ""):
+            with pytest.raises(CheckpointError, match="written into a folder that exists"):
+                converters.save(model, tmp_path / name, format=format)
     assert not list(tmp_path.iterdir())
     for name in (f"x{own}", f"x{own.upper()}", "vit.v2"):
         assert converters.save(model, tmp_path / name, format=format) == tmp_path / name
-
-
-def test_only_our_models_are_written(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="Received: Sequential"):
-        converters.save(keras.Sequential(), tmp_path / "x.npz", format="google")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({"num_classes": 3}, None), ({"num_classes": 3, "labels": ("a", "b", "c")}, ("a", "b", "c"))],
-)
-def test_labels_go_with_their_classes(changes: dict[str, Any], expected: Any) -> None:
-    config = tiny(labels=tuple("abcde"))
-    assert config.num_classes == 5
-    assert config.replace(dropout_rate=0.1).labels == tuple("abcde")
-    assert config.replace(**changes).labels == expected
 
 
 def test_frozen_parts_stay_frozen_resized_and_reloaded(tmp_path: Path) -> None:
@@ -130,47 +88,33 @@ def test_frozen_parts_stay_frozen_resized_and_reloaded(tmp_path: Path) -> None:
     assert 0 < len(trained) < len(built().trainable_weights)
 
 
-def test_a_string_names_one_feature_and_top_is_a_count() -> None:
+# ---- .keras files
+
+
+def test_converters_open_keras_files_too(tmp_path: Path) -> None:
     model = built()
-    images = np.zeros((1, *model.input_shape[1:]), np.float32)
-    assert list(model.features(images, layers="block_0")) == ["block_0"]
-    with pytest.raises(ValueError, match="Received: 0"):
-        model.decode_predictions(model(images), top=0)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "grid", "classes"),
-    [
+    model.save(tmp_path / "vit.keras")
+    shutil.copy(tmp_path / "vit.keras", tmp_path / "C.KERAS")
+    for wanted, grid, classes in (
         ({}, (4, 4), 5),
         ({"image_size": 48}, (6, 6), 5),
         ({"num_classes": 3}, (4, 4), 3),
         ({"num_classes": 0}, (4, 4), 0),
-    ],
-    ids=str,
-)
-def test_converters_open_keras_files_too(
-    tmp_path: Path, wanted: dict[str, Any], grid: tuple[int, int], classes: int
-) -> None:
-    model = built()
-    model.save(tmp_path / "vit.keras")
-    loaded = converters.load(tmp_path / "vit.keras", **wanted)
-    assert (loaded.config.grid, loaded.config.num_classes) == (grid, classes)
-    last = "block_1/mlp/dense1/kernel"
-    np.testing.assert_array_equal(values(loaded)[last], values(model)[last])
+    ):
+        loaded = converters.load(tmp_path / "C.KERAS", **wanted)
+        assert (loaded.config.grid, loaded.config.num_classes) == (grid, classes)
+        last = "block_1/mlp/dense1/kernel"
+        np.testing.assert_array_equal(values(loaded)[last], values(model)[last])
+    (tmp_path / "cut.keras").write_bytes((tmp_path / "vit.keras").read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"cut.keras: cannot be read \(BadZipFile: .*download it again"):
+        converters.load(tmp_path / "cut.keras")
+    with pytest.raises(FileNotFoundError, match="There is no file or folder"):
+        converters.load(tmp_path / "none.keras")
+    with pytest.raises(ValueError, match="states everything itself"):
+        converters.load(tmp_path / "vit.keras", format="google")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "changes"),
-    [
-        *(
-            pytest.param(None, VARIANTS[name], marks=pytest.mark.full)
-            for name in ("hybrid", "distilled", "registers", "shared relative positions")
-        ),
-        (None, VARIANTS["map"]),
-        ("bfloat16", {}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("dtype", "changes"), [(None, {}), (None, VARIANTS["map"]), ("bfloat16", {})], ids=str)
 def test_a_keras_file_is_loaded_as_keras_loads_it(tmp_path: Path, dtype: str | None, changes: dict[str, Any]) -> None:
     model = built(dtype, dropout_rate=0.1, **changes)
     model.get_layer("block_0").trainable = False
@@ -183,31 +127,3 @@ def test_a_keras_file_is_loaded_as_keras_loads_it(tmp_path: Path, dtype: str | N
     for ours, theirs in zip(loaded.weights, want.weights, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(np.asarray(ours, "float64"), np.asarray(theirs, "float64"))
-
-
-def test_the_suffix_of_a_keras_file_is_recognised_in_any_case(tmp_path: Path) -> None:
-    built().save(tmp_path / "vit.keras")
-    (tmp_path / "vit.keras").rename(tmp_path / "C.KERAS")
-    assert converters.load(tmp_path / "C.KERAS").config == built().config
-
-
-def test_a_damaged_keras_file_is_one_clear_error(tmp_path: Path) -> None:
-    built().save(tmp_path / "vit.keras")
-    (tmp_path / "cut.keras").write_bytes((tmp_path / "vit.keras").read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=r"cut.keras: cannot be read \(BadZipFile: .*download it again"):
-        converters.load(tmp_path / "cut.keras")
-    with pytest.raises(FileNotFoundError, match="There is no file or folder"):
-        converters.load(tmp_path / "none.keras")
-    with pytest.raises(ValueError, match="states everything itself"):
-        converters.load(tmp_path / "vit.keras", format="google")
-
-
-def test_an_unpooled_model_with_a_class_token_is_no_file_of_timm(tmp_path: Path) -> None:
-    # timm's global_pool "" of a file with a class token is "token_unpooled".
-    model = built(num_layers=1, classifier="unpooled", class_token=True)
-    with pytest.raises(CheckpointError, match="cannot express classifier='unpooled' with class_token=True"):
-        converters.save(model, tmp_path / "model", format="timm")
-    assert not list(tmp_path.rglob("*.safetensors"))
-    for classifier in ("unpooled", "token_unpooled"):
-        path = converters.save(built(num_layers=1, classifier=classifier), tmp_path / classifier, format="timm")
-        assert converters.load(path).config.classifier == classifier

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
 import image_kinds
 from command_line import fails, run
@@ -31,21 +31,20 @@ def by_numpy(vectors: Any, query: Any, top: int) -> tuple[list[int], np.ndarray]
     return best.tolist(), cosines[best]
 
 
-@pytest.mark.parametrize("kind", ["array", "file", "file in Fortran's order", "float16"])
-def test_the_rows_are_those_that_numpy_finds(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_are_those_that_numpy_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_search, "BLOCK", 24 * 7)  # 7 rows, and the last block has fewer
-    rows = RANDOM.normal(size=(60, 24)).astype("f2" if kind == "float16" else "f4")
-    queries = RANDOM.normal(size=(3, 24))
-    place: Any = rows
-    if "file" in kind:
-        place = tmp_path / "vectors.npy"
-        np.save(place, np.asfortranarray(rows) if "Fortran" in kind else rows)
-    for top in (1, 5, 100):
-        for query, found in zip(queries, batch.search(place, queries, top=top), strict=True):
-            want, cosines = by_numpy(rows, query, top)
-            assert [match.row for match in found] == want
-            np.testing.assert_allclose([match.score for match in found], cosines, atol=1e-6)
-            assert {match.path for match in found} == {None}
+    rows, queries = RANDOM.normal(size=(60, 24)).astype("f4"), RANDOM.normal(size=(3, 24))
+    np.save(tmp_path / "vectors.npy", rows)
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(rows))
+    places: tuple[Any, ...] = (rows, rows.astype("f2"), tmp_path / "vectors.npy", tmp_path / "fortran.npy")
+    for place in places:
+        for top in (1, 5, 100):
+            vectors = place if isinstance(place, np.ndarray) else rows
+            for query, found in zip(queries, batch.search(place, queries, top=top), strict=True):
+                want, cosines = by_numpy(vectors, query, top)
+                assert [match.row for match in found] == want
+                np.testing.assert_allclose([match.score for match in found], cosines, atol=1e-6)
+                assert {match.path for match in found} == {None}
 
 
 def test_of_equal_rows_the_first_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,15 +53,18 @@ def test_of_equal_rows_the_first_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert [match.row for match in batch.search(rows, [0, 1, 0, 0], top=4)[0]] == [1, 3, 5, 7]
 
 
+def png(number: int) -> bytes:
+    """Return a held-out digit as a file."""
+    return image_kinds.encoded(image_kinds.Image.fromarray(digits.load().test_images[number, ..., 0]), "PNG")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with photos, one of which is damaged, and with their embeddings."""
     place = tmp_path_factory.mktemp("search")
     (place / "photos").mkdir()
-    for number, pixels in enumerate(digits.load().test_images[:9]):
-        file = image_kinds.encoded(image_kinds.Image.fromarray(pixels[..., 0]), "PNG")
-        (place / "photos" / f"{number}.png").write_bytes(file if number != 4 else file[:50])
-    (place / "photos" / HOSTILE).write_bytes((place / "photos" / "3.png").read_bytes())
+    for number in range(9):
+        (place / "photos" / f"{number}.png").write_bytes(png(number)[: 50 if number == 4 else None])
     run("embed", "digits", place / "photos", "--to", place / "vectors", "--rows-per-file", 4, "--dtype", "float32")
     return place
 
@@ -72,57 +74,41 @@ def test_a_photo_finds_itself_and_what_resembles_it(folder: Path) -> None:
     found = json.loads(run("search", folder / "vectors", photo, "--top", "4", "--json"))
     table = pq.read_table(folder / "vectors").to_pylist()
     good = [number for number, row in enumerate(table) if row["error"] is None]
-    assert len(good) == len(table) - 1 == 9
+    assert len(good) == len(table) - 1 == 8
     query = zoo.load("digits").embed(photo)[0]
     want, cosines = by_numpy([table[number]["embeddings"] for number in good], query, 4)
     assert [match["row"] for match in found] == [good[number] for number in want]
     assert [match["path"] for match in found] == [table[good[number]]["path"] for number in want]
     np.testing.assert_allclose([match["score"] for match in found], cosines, atol=1e-6)
     lines = run("search", folder / "vectors", photo, "--top", "2", "--model", "digits").splitlines()
-    assert len(lines) == 2 and all(line.startswith("1.000  ") for line in lines)
+    assert len(lines) == 2 and lines[0] == f"1.000  {photo}"
 
 
-def test_the_contact_sheet_shows_each_image_or_why_it_cannot(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "copy")
-    record = json.loads((tmp_path / "copy" / "vectors" / "_run.json").read_text())
-    files = sorted((tmp_path / "copy" / "vectors").glob("part-*"))
-    for file in files:  # the paths of the copy
-        table = pq.read_table(file)
-        paths = [path.replace(str(folder), str(tmp_path / "copy")) for path in table["path"].to_pylist()]
-        pq.write_table(table.set_column(0, table.schema.field("path"), [pa.array(paths)]), file)
+def test_the_contact_sheet_shows_each_image_or_why_it_cannot(tmp_path: Path) -> None:
+    photos, sheet = tmp_path / "photos", tmp_path / "sheet.html"
+    photos.mkdir()
+    for number in range(4):
+        (photos / f"{number}.png").write_bytes(png(number))
+    (photos / HOSTILE).write_bytes(png(3))
+    with tf.io.TFRecordWriter(str(photos / "some.tfrecord")) as writer:
+        for number in (5, 6):
+            writer.write(png(number))
+    run("embed", "digits", photos, "--to", tmp_path / "vectors")
+    record = json.loads((tmp_path / "vectors" / "_run.json").read_text())
     assert record["model"] == {"model": "ViT-digits", "weights": "digits"}
-    photos = tmp_path / "copy" / "photos"
+    [[best]] = batch.search(tmp_path / "vectors", zoo.load("digits").embed(digits.load().test_images[6:7]), top=1)
+    assert best.path is not None and best.path.endswith("some.tfrecord#1")
     (photos / "0.png").unlink()
     (photos / "1.png").write_bytes(b"no image")
     (photos / "2.png").write_bytes(image_kinds.png(60_000, 60_000, 8, 2, b"\0"))  # would be 10 GB of pixels
-    sheet = tmp_path / "sheet.html"
-    run("search", tmp_path / "copy" / "vectors", photos / "3.png", "--out", sheet)
+    run("search", tmp_path / "vectors", photos / "3.png", "--out", sheet)
     page = Document(sheet.read_text(encoding="utf-8"))
-    pictures = page.all("img")
-    assert len(pictures) == 6 and all(picture["src"].startswith("data:image/") for picture in pictures)
-    assert page.text.count("Cannot be read") == 3
-    assert "There is no image file" in page.text
+    shown = page.all("img")
+    assert len(shown) == 4 and all(picture["src"].startswith("data:image/") for picture in shown)
+    assert page.text.count("Cannot be read") == 3 and "There is no image file" in page.text
     assert HOSTILE.replace("\u202e", "\\u202e") in page.text  # as text, and not as an element
     assert not {name for _, attributes in page.tags for name in attributes} & {"onerror", "href"}
-    assert "{{ 7 * 7 }}" in page.text
     assert "default-src 'none'" in page.source and "<script" not in page.source
-
-
-def test_an_image_in_a_file_of_records_is_shown(tmp_path: Path) -> None:
-    import tensorflow as tf
-
-    images = digits.load().test_images[:3]
-    with tf.io.TFRecordWriter(str(tmp_path / "some.tfrecord")) as writer:
-        for pixels in images:
-            writer.write(image_kinds.encoded(image_kinds.Image.fromarray(pixels[..., 0]), "PNG"))
-    model = zoo.load("digits")
-    batch.embed(model, tmp_path / "some.tfrecord", to=tmp_path / "vectors", dtype="float32", progress=False)
-    [[best]] = batch.search(tmp_path / "vectors", model.embed(images[2:]), top=1)
-    assert best.path is not None and best.path.endswith("some.tfrecord#2")
-    sheet = tmp_path / "sheet.html"
-    image_kinds.Image.fromarray(images[2, ..., 0]).save(tmp_path / "two.png")
-    run("search", tmp_path / "vectors", tmp_path / "two.png", "--model", "digits", "--out", sheet)
-    assert len(Document(sheet.read_text(encoding="utf-8")).all("img")) == 3
 
 
 def test_another_model_is_an_error_by_its_name(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +156,8 @@ def test_unfinished_and_damaged_folders_are_told(folder: Path, tmp_path: Path) -
         batch.search(place, np.ones(64))
 
 
-@pytest.mark.parametrize(
-    ("vectors", "queries", "named"),
-    [
+def test_wrong_vectors_and_queries_get_one_clear_error() -> None:
+    wrong: list[tuple[Any, Any, str]] = [
         (np.eye(3), [], "queries must be numbers"),
         (np.eye(3), np.ones((1, 1, 3)), "queries must be numbers"),
         (np.eye(3), np.zeros(3), "such as query 0"),
@@ -180,15 +165,14 @@ def test_unfinished_and_damaged_folders_are_told(folder: Path, tmp_path: Path) -
         (np.eye(3) * [[1], [0], [1]], np.ones(3), "such as row 1"),
         (np.full((2, 3), np.inf), np.ones(3), "such as row 0"),
         (np.eye(3), np.ones(4), "different widths, 4 and 3"),
-        (np.ones(3), np.ones(3), r"vectors must be floats \(rows, width\). Received: float64 of shape \(3,\)"),
+        (np.ones(3), np.ones(3), r"vectors must be floats.* of shape \(3,\)"),
         (np.eye(3, dtype=int), np.ones(3), "vectors must be floats"),
         ("nothing", np.ones(3), "nothing is not a folder that keras-vit embed has written"),
         ("nothing.npy", np.ones(3), "nothing.npy"),
-    ],
-)
-def test_wrong_vectors_and_queries_get_one_clear_error(vectors: Any, queries: Any, named: str) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=named):
-        batch.search(vectors, queries)
+    ]
+    for vectors, queries, named in wrong:
+        with pytest.raises((ValueError, FileNotFoundError), match=named):
+            batch.search(vectors, queries)
 
 
 def test_a_file_of_other_things_than_numbers_is_not_read(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
+"""Examples of folders, arrays and prepared data sets: their order, their shares, and damaged ones, which are named."""
+
 import dataclasses
 import functools
 import io
 import itertools
 import os
-import sys
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,10 @@ from sklearn.datasets import load_sample_images
 
 from keras_vit import digits
 from keras_vit.model.task import Classification
-from keras_vit.train.data import dataset_files, folder_source, sources, tfds_source
+from keras_vit.train.data import dataset_files, sources, tfds_source
 from keras_vit.train.data.split import Order, RandomAccess, Split, is_decodable, positions
 from keras_vit.train.data.tfds_source import RecordStream
-from marks import full_except
+from refusals import unrefused
 
 COUNT = 37  # examples of the prepared data sets: not a multiple of a batch
 PHOTOS = [Image.fromarray(photo).resize((40, 30)) for photo in load_sample_images().images]
@@ -115,17 +118,13 @@ def indices(order: Order, count: int, limit: int) -> np.ndarray:
     return np.array([int(index) for _, index in positions(order, count).take(limit)])
 
 
-def test_every_epoch_is_a_permutation_of_its_own() -> None:
+def test_every_epoch_and_seed_has_a_permutation_of_its_own() -> None:
     epochs = indices(Order(batch=8, seed=1), 100, 500).reshape(5, 100)
     np.testing.assert_array_equal(np.sort(epochs), np.broadcast_to(np.arange(100), (5, 100)))
+    others = [indices(Order(batch=8, seed=seed), 100, 100) for seed in (2, 1 + 2**32, 2**64 - 1)]
     # Two random permutations of 100 agree at one place on average, and at 10 in one pair of ten million.
-    assert all((one == other).sum() < 10 for one, other in itertools.combinations(epochs, 2))
-
-
-@pytest.mark.parametrize("other", [2, 1 + 2**32, 2**64 - 1])
-def test_another_seed_is_another_permutation(other: int) -> None:
-    one, two = (indices(Order(batch=8, seed=seed), 100, 100) for seed in (1, other))
-    assert (one == two).sum() < 10  # as above
+    assert all((one == other).sum() < 10 for one, other in itertools.combinations([*epochs, *others], 2))
+    np.testing.assert_array_equal(indices(Order(batch=2, shuffle=False), 5, 12), np.arange(12) % 5)
 
 
 def test_permutations_are_those_of_tensorflows_index_shuffle() -> None:
@@ -139,41 +138,33 @@ def test_permutations_are_those_of_tensorflows_index_shuffle() -> None:
     np.testing.assert_array_equal(ours, theirs)
 
 
-def test_unshuffled_positions_count_through_the_examples() -> None:
-    np.testing.assert_array_equal(indices(Order(batch=2, shuffle=False), 5, 12), np.arange(12) % 5)
+def test_every_kind_of_source_gives_each_example_once_an_epoch_in_an_order_of_its_own(split: Split) -> None:
+    both = np.reshape(pairs(split.examples(Order(batch=COUNT)), 2 * COUNT), (2, COUNT, 2))[..., 1]
+    np.testing.assert_array_equal(np.sort(both), np.broadcast_to(np.arange(COUNT), (2, COUNT)))
+    assert (both[0] != both[1]).any() and (both[0] != np.arange(COUNT)).any()
+    for shards in (1, 3):
+        read = [[at for _, at in pairs(split.iterate_once(shard=shard, shards=shards))] for shard in range(shards)]
+        assert read == [list(range(shard, COUNT, shards)) for shard in range(shards)]
 
 
-@pytest.mark.parametrize("shuffle", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_two_workers_of_two_replicas_share_the_batch_of_one(split: Split, shuffle: bool) -> None:
+def test_workers_and_replicas_share_the_batch_of_one_and_go_on_where_they_were(split: Split) -> None:
     batch, batches = 8, 11  # more than two epochs
-    whole = pairs(split.examples(Order(batch=batch, seed=5, shuffle=shuffle)), batches * batch)
-    workers = [
-        Order(batch=batch, seed=5, replicas=4, first_replica=first, local_replicas=2, shuffle=shuffle)
-        for first in (0, 2)
-    ]
+    whole = pairs(split.examples(Order(batch=batch, seed=5)), batches * batch)
+    workers = [Order(batch=batch, seed=5, replicas=4, first_replica=first, local_replicas=2) for first in (0, 2)]
     halves = [pairs(split.examples(order), batches * batch // 2) for order in workers]
     joined = np.concatenate([np.reshape(half, (batches, batch // 2, 2)) for half in halves], axis=1)
     np.testing.assert_array_equal(joined.reshape(-1, 2), whole)
     np.testing.assert_array_equal([position for position, _ in whole], np.arange(batches * batch))
+    later = Order(batch=batch, seed=5, start=5)  # in the second epoch
+    assert pairs(split.examples(later), (batches - 5) * batch) == whole[5 * batch :]
 
 
-@pytest.mark.parametrize("start", full_except([5], [1, 4, 5, 9]))  # in the first epoch, across its end, in the second
-def test_going_on_gives_what_was_still_to_come(split: Split, start: int) -> None:
-    order = {"batch": 8, "seed": 3, "replicas": 2, "first_replica": 1}
-    whole = pairs(split.examples(Order(**order)), 12 * 4)
-    assert pairs(split.examples(Order(start=start, **order)), (12 - start) * 4) == whole[start * 4 :]
-
-
-def test_a_source_gives_every_example_once_an_epoch_in_another_order(split: Split) -> None:
-    both = np.reshape(pairs(split.examples(Order(batch=COUNT)), 2 * COUNT), (2, COUNT, 2))[..., 1]
-    np.testing.assert_array_equal(np.sort(both), np.broadcast_to(np.arange(COUNT), (2, COUNT)))
-    assert (both[0] != both[1]).any()
-    assert (both[0] != np.arange(COUNT)).any()
-
-
-def test_examples_are_the_same_whichever_way_they_are_read(split: Split) -> None:
+def test_examples_are_the_same_whichever_way_they_are_read_and_can_be_renumbered(split: Split) -> None:
     found = {int(each["index"]): each for each in split.examples(Order(batch=1)).take(COUNT)}
-    for each in split.iterate_once():
+    renumber = functools.partial(Classification(num_classes=5).renumbered, numbers=(3, 1))
+    renumbered = dataclasses.replace(split, renumber=renumber)
+    numbers = {int(each["index"]): int(each["label"]) for each in renumbered.examples(Order(batch=4)).take(COUNT)}
+    for each, other in zip(split.iterate_once(), renumbered.iterate_once(), strict=True):
         number, image = int(each["index"]), each["image"]
         pixels = (tf.io.decode_png(image) if image.dtype == tf.string else image).numpy()
         assert pixels.shape == (4, 5, 3)
@@ -182,31 +173,7 @@ def test_examples_are_the_same_whichever_way_they_are_read(split: Split) -> None
         again = found[number]
         assert (again["image"].numpy() == image.numpy()).all() if image.dtype != tf.string else again["image"] == image
         assert again["label"] == each["label"]
-
-
-@pytest.mark.parametrize("shards", [1, 3])
-def test_iterate_once_is_every_example_in_order_divided_among_workers(split: Split, shards: int) -> None:
-    read = [[index for _, index in pairs(split.iterate_once(shard=shard, shards=shards))] for shard in range(shards)]
-    assert read == [list(range(shard, COUNT, shards)) for shard in range(shards)]
-
-
-def test_a_stream_of_records_does_not_depend_on_tensorflows_seed(prepared: dict[str, str]) -> None:
-    runs = []
-    for seed in (1, 2):
-        tf.random.set_seed(seed)
-        runs.append(pairs(sequential(prepared["tfrecord"]).examples(Order(batch=8)), COUNT))
-    assert runs[0] == runs[1]
-
-
-def test_a_part_of_a_split_is_read_as_a_stream_too(prepared: dict[str, str]) -> None:
-    part = sequential(prepared["tfrecord"], "train[10:30]")
-    rest = sources.open_data(prepared["tfrecord"], train_split="train[10:30]").train
-    assert rest
-    streamed, looked_up = (
-        [(int(e["index"]), e["image"].numpy()) for e in each.iterate_once()] for each in (part, rest)
-    )
-    assert streamed == looked_up
-    assert [index for index, _ in streamed] == list(range(20))
+        assert int(other["label"]) == numbers[number] == (3, 1)[int(each["label"])]
 
 
 def test_digits_prepare_themselves_and_are_the_digits(cache: Path) -> None:
@@ -227,25 +194,15 @@ def test_digits_prepare_themselves_and_are_the_digits(cache: Path) -> None:
     assert not list(cache.rglob("*incomplete*"))
 
 
-def test_those_who_prepare_the_digits_together_do_not_disturb_each_other() -> None:
-    with ThreadPoolExecutor(3) as pool:  # a file lock excludes threads as well as processes
-        opened = list(pool.map(lambda _: sources.open_data("digits"), range(3)))
-    assert [data.evaluation and data.evaluation.count for data in opened] == [360] * 3
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("cifar10", ["not prepared in", "somewhere", "tfds build cifar10 --data_dir=", "download_and_prepare"]),
-        ("imagenet2012:5.1.0", ["'imagenet2012:5.1.0'", "tfds build imagenet2012:5.1.0"]),
-        ("cifer10", ["does not know it", "cifar10"]),
-        ("tiny:9.9.9", ["'tiny:9.9.9' is not prepared"]),
-    ],
-)
-def test_what_is_not_prepared_is_an_error_at_once(tmp_path: Path, name: str, parts: list[str]) -> None:
-    with pytest.raises(FileNotFoundError) as error:
-        sources.open_data(name, data_dir=tmp_path / "somewhere")
-    assert all(part in str(error.value) for part in parts), error.value
+def test_what_is_not_prepared_is_an_error_at_once(tmp_path: Path) -> None:
+    cases = [
+        ({"data": "cifar10"}, "tfds build cifar10 --data_dir="),
+        ({"data": "imagenet2012:5.1.0"}, "tfds build imagenet2012:5.1.0"),
+        ({"data": "cifer10"}, "cifar10"),
+        ({"data": "tiny:9.9.9"}, "'tiny:9.9.9' is not prepared"),
+        *(({"data": name}, "folder") for name in ("nowhere/at/all", "./nowhere", "~/nowhere", "")),
+    ]
+    assert not unrefused(functools.partial(sources.open_data, data_dir=tmp_path / "somewhere"), cases)
 
 
 def test_a_prepared_set_is_opened_by_name_by_folder_and_from_above(prepared: dict[str, str]) -> None:
@@ -254,6 +211,8 @@ def test_a_prepared_set_is_opened_by_name_by_folder_and_from_above(prepared: dic
     for data in (by_name, *(sources.open_data(each, train_split="train") for each in (folder, folder.parent))):
         assert (data.name, data.class_names, data.evaluation) == ("tiny/2.1.0", ("even", "odd"), None)
         assert data.train and data.train.count == COUNT
+    cases = [({"train_split": "trian"}, "no split 'trian'"), ({"eval_split": "validation"}, "no split 'validation'")]
+    assert not unrefused(functools.partial(sources.open_data, folder), cases)
 
 
 def test_of_a_prepared_set_with_one_part_a_tenth_is_held_out_aloud(prepared: dict[str, str]) -> None:
@@ -277,55 +236,62 @@ def test_several_classes_an_image_are_rows_of_ones_and_zeros(tmp_path: Path) -> 
         assert example["label"].dtype == tf.float32
 
 
-def test_a_record_without_a_class_is_named(tmp_path: Path) -> None:
-    folder = prepare(tmp_path, labels=[-1] * COUNT)
-    data = sources.open_data(folder, train_split="train")
-    assert data.train
+def test_a_set_that_is_not_for_classification_or_has_records_without_a_class_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not for classification"):
+        sources.open_data(prepare(tmp_path / "numbers", feature=tfds.features.Scalar(np.int64)))
+    folder = prepare(tmp_path / "classes", labels=[-1] * COUNT)
+    train = sources.open_data(folder, train_split="train").training_split()
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"label outside 0\.\.1: -1 in example 0 of tiny train"):
-        list(data.train.iterate_once())
+        list(train.iterate_once())
+    assert_named(sequential(folder), Path("tiny-train.tfrecord-00000-of-00004"), ".*label outside 0..1: -1")
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "message"),
-    [
-        ({"feature": tfds.features.Scalar(np.int64)}, {}, "not for classification"),
-        ({}, {"train_split": "trian"}, "no split 'trian'. Received splits: train"),
-        ({}, {"eval_split": "validation"}, "no split 'validation'"),
-    ],
-)
-def test_what_a_prepared_set_cannot_give_is_said(
-    tmp_path: Path, changes: dict[str, Any], options: dict[str, str], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        sources.open_data(prepare(tmp_path, **changes), **options)
+# ---- damaged files of records
 
 
-def test_a_damaged_record_can_be_found(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(encoded(kind="PNG")[:-40])
-    images = [os.fspath(broken) if number == 7 else image for number, image in enumerate(Tiny.images)]
-    data = sources.open_data(prepare(tmp_path / "set", images=images), train_split="train")
-    assert data.train
-    stream = pairs(data.train.examples(Order(batch=1)), COUNT)
-    # tensorflow-datasets shuffles the examples when it writes them, so the number is not 7.
-    (number,) = (int(example["index"]) for example in data.train.iterate_once() if not is_decodable(example["image"]))
-    place = [index for _, index in stream].index(number)
-    assert data.train.first_bad(Order(batch=1), batches=place) is None
-    assert data.train.first_bad(Order(batch=1), batches=place + 1) == f"example {number} of tiny train"
+def lengthen(file: Path) -> None:
+    file.write_bytes(bytes.fromhex("0000000000010000aa3d6be6") + file.read_bytes())  # 2**40, a valid checksum
 
 
-def test_classes_get_the_numbers_of_a_model(split: Split) -> None:
-    renumber = functools.partial(Classification(num_classes=5).renumbered, numbers=(3, 1))
-    renumbered = dataclasses.replace(split, renumber=renumber)
-    labels = {int(each["index"]): int(each["label"]) for each in split.iterate_once()}
-    for stream in (renumbered.iterate_once(), renumbered.examples(Order(batch=4)).take(COUNT)):
-        assert all(int(each["label"]) == (3, 1)[labels[int(each["index"])]] for each in stream)
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-20] ^= 255
+    file.write_bytes(content)
 
 
-def test_without_tensorflow_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[train\]"'):
-        sources.open_data("digits")
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a length beyond its end": (lengthen, "record 0 states a length of 1,099,511,627,776 bytes"),
+    "a wrong checksum": (flip, "example 17 of the split cannot be read: corrupted record at"),
+    "no records": (lambda file: file.write_bytes(b""), "has 0 records, and not 9 as the data set states"),
+    "no file": (Path.unlink, "cannot be read: .*No such file"),
+}
+
+
+def assert_named(split: Split | None, file: Path, said: str) -> None:
+    assert split
+    order = Order(batch=1, shuffle=False)
+    for read in (split.iterate_once, lambda: split.examples(order).take(COUNT)):
+        with (
+            pytest.raises(ValueError, match=rf"{file.name}'.* {said}"),
+            dataset_files.name_bad_image(lambda: split.first_bad(order, batches=COUNT)),
+        ):
+            list(read())
+
+
+def test_a_damaged_file_of_records_is_one_error_that_names_it(prepared: dict[str, str], tmp_path: Path) -> None:
+    for number, (change, said) in enumerate(DAMAGES.values()):
+        folder = shutil.copytree(prepared["tfrecord"], tmp_path / str(number) / "tiny" / "2.1.0")
+        [file] = Path(folder).glob("*.tfrecord-00001*")
+        change(file)
+        assert_named(sequential(str(folder)), file, said)
+    folder = shutil.copytree(prepared["array_record"], tmp_path / "arrays" / "tiny" / "2.1.0")
+    [file] = Path(folder).glob("*.array_record-00001*")
+    file.write_bytes(b"abc")
+    split = sources.open_data(folder, train_split="train").train
+    assert_named(split, file, "example 9 of the split cannot be read: .*64KB")
+
+
+# ---- folders
 
 
 def fill(folder: Path, **classes: int) -> Path:
@@ -343,24 +309,21 @@ def files(split: Split | None) -> list[str]:
     return ["/".join(split.name_of(number).split("/")[-2:]) for number in range(split.count)]
 
 
-@pytest.mark.parametrize("held_out", ["val", "validation", "test"])
-def test_a_folder_with_parts_is_read_by_class_in_order_of_names(tmp_path: Path, held_out: str) -> None:
+def test_a_folder_with_parts_is_read_by_class_in_order_of_names(tmp_path: Path) -> None:
     fill(tmp_path / "train", zebra=2, ant=3)
-    fill(tmp_path / held_out, zebra=1)
-    for other in ("notes.txt", ".hidden.jpg", "UPPER.JPG", "grey.PnG", "last.jpeg"):
+    fill(tmp_path / "validation", zebra=1)
+    for other in ("notes.txt", ".hidden.jpg", "UPPER.JPG", "grey.PnG"):
         kind = "PNG" if other.endswith("PnG") else "JPEG"
         (tmp_path / "train" / "zebra" / other).write_bytes(encoded(kind=kind))
     (tmp_path / "train" / ".cache").mkdir()
-    with pytest.warns(
-        UserWarning, match=r"Files and folders in .* that are not read: 1 \(.txt: 1\): train/zebra/notes.txt"
-    ):
+    with pytest.warns(UserWarning, match="that are not read: 1 .*train/zebra/notes.txt"):
         data = sources.open_data(tmp_path)
     assert data.class_names == ("ant", "zebra")
-    zebras = ["0000.jpg", "0001.jpg", "UPPER.JPG", "grey.PnG", "last.jpeg"]
+    zebras = ["0000.jpg", "0001.jpg", "UPPER.JPG", "grey.PnG"]
     assert files(data.train) == [f"ant/000{i}.jpg" for i in range(3)] + [f"zebra/{name}" for name in zebras]
     assert files(data.evaluation) == ["zebra/0000.jpg"]
     assert data.train and data.evaluation
-    assert [int(each["label"]) for each in data.train.iterate_once()] == [0] * 3 + [1] * 5
+    assert [int(each["label"]) for each in data.train.iterate_once()] == [0] * 3 + [1] * 4
     (example,) = data.evaluation.iterate_once()
     assert example["image"] == encoded() and int(example["label"]) == 1
 
@@ -379,12 +342,6 @@ def test_without_parts_a_tenth_is_held_out_and_stays_so_when_files_are_added(tmp
     assert abs(len(new) - 80) < 34  # four standard deviations of a binomial, sqrt(800 * .1 * .9) = 8.5
 
 
-def test_too_few_images_are_all_trained_on(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="too few images"):
-        data = sources.open_data(fill(tmp_path, cat=1))
-    assert data.train and data.train.count == 1 and data.evaluation is None
-
-
 def test_folders_are_read_through_tensorflows_file_systems() -> None:
     for part, name in itertools.product(("train", "val"), ("a", "b")):
         tf.io.gfile.makedirs(f"ram://photos/{part}/{name}")
@@ -395,49 +352,25 @@ def test_folders_are_read_through_tensorflows_file_systems() -> None:
     assert [int(each["label"]) for each in data.train.iterate_once()] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda folder: folder.mkdir(exist_ok=True), FileNotFoundError, "holds no folders.*folder/class/image.jpg"),
-        (lambda folder: (folder / "1.jpg").write_bytes(encoded()), FileNotFoundError, "1 images, but no folders"),
-        (lambda folder: fill(folder, cat=2, dog=0), FileNotFoundError, "No images are in .*dog"),
-        (
-            lambda folder: (fill(folder / "train", cat=1), fill(folder / "val", cat=1, cow=1)),
-            ValueError,
-            "classes that the training split lacks: cow",
-        ),
-        (lambda folder: (folder / "train").mkdir(), FileNotFoundError, "No images are in .*train"),
-    ],
-)
-def test_folders_that_are_not_right_are_said_to_be(tmp_path: Path, make: Any, error: Any, message: str) -> None:
-    make(tmp_path)
-    with pytest.raises(error, match=message):
-        sources.open_data(tmp_path)
-
-
-def test_a_part_that_is_not_there_is_named(tmp_path: Path) -> None:
-    fill(tmp_path / "train", cat=1)
-    with pytest.raises(
-        ValueError, match="has no split 'half'. Received folders: train. .*one of: train, all, held-out"
-    ):
-        sources.open_data(tmp_path, eval_split="half")
-
-
-@pytest.mark.parametrize("name", ["nowhere/at/all", "./nowhere", "~/nowhere", "gs-bucket", ""])
-def test_what_is_neither_a_folder_nor_a_name_is_refused(name: str) -> None:
-    with pytest.raises((FileNotFoundError, TypeError, ValueError), match="folder"):
-        sources.open_data(name)
-
-
-def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(tmp_path, cat=1)
-
-    def forbidden(path: str) -> list[str]:  # simulated, because root may read everything
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr(os, "scandir", forbidden)
-    with pytest.raises(PermissionError, match=f"{tmp_path} may not be read"):
-        sources.open_data(tmp_path)
+def test_folders_that_are_not_right_are_said_to_be(tmp_path: Path) -> None:
+    for name in ("empty", "flat", "bare/train"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "flat" / "1.jpg").write_bytes(encoded())
+    fill(tmp_path / "hollow", cat=2, dog=0)
+    fill(tmp_path / "divided" / "train", cat=1)
+    fill(tmp_path / "divided" / "val", cat=1, cow=1)
+    cases = [
+        ({"data": tmp_path / "empty"}, "holds no folders"),
+        ({"data": tmp_path / "flat"}, "1 images, but no folders"),
+        ({"data": tmp_path / "hollow"}, "dog"),
+        ({"data": tmp_path / "divided"}, "classes that the training split lacks: cow"),
+        ({"data": tmp_path / "bare"}, "No images are in"),
+        ({"data": tmp_path / "divided", "eval_split": "half"}, "has no split 'half'. Received folders: train, val"),
+    ]
+    assert not unrefused(sources.open_data, cases)
+    with pytest.warns(UserWarning, match="too few images"):
+        data = sources.open_data(fill(tmp_path / "small", cat=1))
+    assert data.train and data.train.count == 1 and data.evaluation is None
 
 
 @pytest.fixture
@@ -471,121 +404,72 @@ def test_a_damaged_file_is_left_out_and_the_next_stands_in_for_it(hundred: Path)
     assert sorted(shares[0] + shares[1]) == pairs(whole)  # as on two workers
 
 
-def test_each_file_is_checked_once_and_only_those_that_are_read(hundred: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[Any] = []
-    monkeypatch.setattr(folder_source, "is_decodable", lambda image: checked.append(image) or is_decodable(image))
-    train = sources.open_data(hundred).training_split()
-    assert train.labels().tolist() == [0] * 50 + [1] * 50 and not checked
-    for _ in range(2):
-        assert len(pairs(train.iterate_once(only=np.arange(48, 52)))) == 3
-        assert len(checked) == 4
+def wait_for_checks() -> None:
+    """Wait until no file is checked: TensorFlow deletes a stream with Python's lock held, for which checks wait."""
+    while any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
+        time.sleep(0.01)
 
 
-def test_at_most_ten_files_are_named(hundred: Path) -> None:
-    for number in range(20):
-        (hundred / f"train/cat/{number:04}.jpg").write_bytes(b"")
-    train = sources.open_data(hundred).training_split()
-    assert len(pairs(train.iterate_once())) == 79
-    with pytest.warns(UserWarning, match=r"cat/0009.jpg .* and 11 more. Left out: 21 of 100.") as caught:
-        train.warn_skipped()
-        train.warn_skipped()  # nothing new
-    assert len(caught) == 1 and "cat/0010.jpg" not in str(caught[0].message)
-
-
-def test_what_is_held_out_is_read_without_the_damaged(hundred: Path) -> None:
-    evaluation = sources.open_data(hundred).evaluation
-    assert evaluation and evaluation.count == 3
-    for shards in (1, 2):
-        read = [pairs(evaluation.iterate_once(shard=shard, shards=shards)) for shard in range(shards)]
-        assert sorted(index for part in read for _, index in part) == [0, 2]
-    assert evaluation.num_skipped == 1
-
-
-def test_a_damaged_file_is_fatal_if_asked(hundred: Path) -> None:
-    train = sources.open_data(hundred, on_bad_image="fail").train
-    assert train
+def test_a_damaged_file_is_fatal_if_asked_and_a_folder_of_nothing_else_always(hundred: Path, tmp_path: Path) -> None:
+    train = sources.open_data(hundred, on_bad_image="fail").training_split()
     order = Order(batch=8)
     with (
-        pytest.raises(
-            ValueError, match=r"train/dog/0000\.jpg cannot be decoded. Remove the file, or skip it with on_bad"
-        ),
+        pytest.raises(ValueError, match=r"train/dog/0000\.jpg cannot be decoded. Remove the file, or skip it"),
         dataset_files.name_bad_image(lambda: train.first_bad(order)),
     ):
         list(train.examples(order).take(100))
-
-
-def test_a_folder_of_nothing_but_damage_is_an_error(tmp_path: Path) -> None:
-    fill(tmp_path / "train", cat=2)
-    for number in range(2):
-        (tmp_path / "train" / "cat" / f"000{number}.jpg").write_bytes(b"")
-    train = sources.open_data(tmp_path, train_split="train").training_split()
-    order = Order(batch=1)
+    wait_for_checks()
+    for path in fill(tmp_path / "none" / "train", cat=2).glob("*/*.jpg"):
+        path.write_bytes(b"")
+    train = sources.open_data(tmp_path / "none", train_split="train").training_split()
     with (
-        pytest.raises(ValueError, match=f"None of the 2 images of {tmp_path} can be decoded"),
+        pytest.raises(ValueError, match=f"None of the 2 images of {tmp_path}/none can be decoded"),
         dataset_files.name_bad_image(lambda: train.first_bad(order)),
     ):
         list(train.examples(order).take(1))
     assert not pairs(train.iterate_once())
+    wait_for_checks()
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_damage_is_found_where_decoding_at_full_size_finds_it(kind: str) -> None:
-    whole = encoded(kind=kind)
-    assert is_decodable(whole)
+def test_damage_is_found_where_decoding_at_full_size_finds_it() -> None:
     random = np.random.default_rng(0)
-    for length in random.integers(1, len(whole), 40):
-        try:
-            readable = bool(tf.size(tf.io.decode_jpeg(whole[:length], channels=3)))
-        except tf.errors.InvalidArgumentError:
-            readable = False
-        assert is_decodable(whole[:length]) == readable, length
-
-
-@pytest.mark.parametrize("kind", ["BMP", "WEBP"])
-def test_what_is_neither_jpeg_nor_png_counts_as_damaged(kind: str) -> None:
-    assert not is_decodable(encoded(kind=kind))
+    for whole in (encoded(kind="JPEG"), encoded(kind="PNG")):
+        assert is_decodable(whole)
+        for length in random.integers(1, len(whole), 40):
+            try:
+                readable = bool(tf.size(tf.io.decode_jpeg(whole[:length], channels=3)))
+            except tf.errors.InvalidArgumentError:
+                readable = False
+            assert is_decodable(whole[:length]) == readable, length
+    assert not is_decodable(encoded(kind="BMP")) and not is_decodable(encoded(kind="WEBP"))
 
 
 IMAGES = np.zeros((4, 6, 5, 3), np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"train": (IMAGES, [0, 1, 2, 1]), "num_classes": 2}, r"train label 2 of example 2 is outside 0\.\.1"),
-        ({"train": (IMAGES, [0, -1, 0, 1])}, r"label -1 of example 1 is outside"),
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    wrong = [
+        ({"train": (IMAGES, [0, 1, 2, 1]), "num_classes": 2}, "train label 2 of example 2 is outside 0..1"),
+        ({"train": (IMAGES, [0, -1, 0, 1])}, "label -1 of example 1 is outside"),
         ({"train": (IMAGES, [0, 1, 0, 1]), "evaluation": (IMAGES, [0, 1, 5, 0])}, "evaluation label 5"),
         ({"train": (IMAGES, [0, 1, 0])}, "4 images and 3 labels"),
         ({"train": (IMAGES.astype(np.float32), [0, 1, 0, 1])}, "Received: float32"),
-        ({"train": (IMAGES[0], [0, 1, 0, 1])}, r"Received: uint8 \(6, 5, 3\)"),
+        ({"train": (IMAGES[0], [0, 1, 0, 1])}, "Received: uint8 (6, 5, 3)"),
         ({"train": (IMAGES, [0.5, 1, 0, 1])}, "Received: float64"),
-        ({"train": (IMAGES[:0], [])}, r"Received: uint8 \(0, 6, 5, 3\)"),
-        ({"train": IMAGES}, r"Expected train to be \(images, labels\)"),
+        ({"train": (IMAGES[:0], [])}, "Received: uint8 (0, 6, 5, 3)"),
+        ({"train": IMAGES}, "Expected train to be (images, labels)"),
         ({"test": (IMAGES, [0, 1, 0, 1])}, "Received keys: test"),
         ({}, "Received keys: none"),
-        ({"train": (IMAGES, np.eye(4)), "num_classes": 5}, r"labels of 5 classes. Received: shape \(4, 4\)"),
+        ({"train": (IMAGES, np.eye(4)), "num_classes": 5}, "labels of 5 classes"),
         ({"train": (IMAGES, np.eye(4)), "evaluation": (IMAGES, [0, 1, 2, 3])}, "labels of one kind"),
         ({"train": (IMAGES, [0, 1, 0, 1]), "num_classes": 2, "class_names": "abc"}, "contradict"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_refused(data: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sources.open_data(data)
+    ]
+    assert not unrefused(lambda **data: sources.open_data(data), wrong)
+    options = [({"on_bad_image": "ignore"}, "on_bad_image must be"), ({"train_split": "train"}, "named splits")]
+    assert not unrefused(functools.partial(sources.open_data, {"train": (IMAGES, [0, 1, 0, 1])}), options)
 
 
 def test_arrays_may_have_several_classes_an_image() -> None:
     data = sources.open_data({"train": (IMAGES, np.tri(4, dtype=int)), "class_names": ["a", "b", "c", "d"]})
     assert data.multi_label and data.class_names == ("a", "b", "c", "d") and data.train
     np.testing.assert_array_equal([each["label"] for each in data.train.iterate_once()], np.tri(4))
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("on_bad_image", "ignore", r"on_bad_image must be one of \['skip', 'fail'\]. Received: 'ignore'"),
-        ("train_split", "train", "Arrays do not have named splits"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(option: str, value: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sources.open_data({"train": (IMAGES, [0, 1, 0, 1])}, **{option: value})

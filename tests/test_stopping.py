@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from keras_vit import train
 from keras_vit.train import step
+from keras_vit.train.loop import Stop
 from model_weights import assert_same_bits, values
 from tiny_models import tiny
 
@@ -80,43 +82,28 @@ def test_a_run_that_stopped_between_micro_batches_continues_bit_for_bit(
     assert_same_bits(values(continued.model), values(run().model))
 
 
-@pytest.mark.full
-def test_an_error_in_a_step_is_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    gradients = step._gradients
-
-    def fail(*arguments: Any) -> Any:
-        with tf.control_dependencies([tf.debugging.Assert(False, ["broken"])]):
-            return tf.nest.map_structure(tf.identity, gradients(*arguments))
-
-    monkeypatch.setattr(step, "_gradients", fail)
-    with pytest.raises(tf.errors.OpError, match="broken"):
-        run()
+# ---- the handlers of signals
 
 
-ENDLESS = """
-import test_stopping, time, tensorflow as tf
-from keras_vit.train.step import train_step
-gradients = train_step._gradients
-def slow(state, *arguments):
-    with tf.control_dependencies([tf.py_function(lambda: (print("computing", flush=True), time.sleep(60)), [], [])]):
-        return tf.nest.map_structure(tf.identity, gradients(state, *arguments))
-train_step._gradients = slow
-test_stopping.run()
-"""
+@contextlib.contextmanager
+def handlers_unchanged() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-@pytest.mark.full
-def test_the_second_ctrl_c_ends_the_process_while_a_step_is_computed() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    command = [sys.executable, "-c", ENDLESS]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
-        assert process.stdout and process.stderr
-        while "computing" not in (line := process.stdout.readline()):
-            assert line, process.stderr.read()
-        process.send_signal(signal.SIGINT)
-        while "Stopping after" not in (line := process.stderr.readline()):
-            assert line
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=50) != 0  # a micro-batch takes 60 seconds
-        assert "KeyboardInterrupt" in process.stderr.read()
+def test_the_first_signal_only_asks_and_the_second_ctrl_c_is_as_usual() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with handlers_unchanged(), Stop() as stop:
+            assert not stop.requested
+            os.kill(os.getpid(), number)
+            assert stop.requested
+    with handlers_unchanged(), Stop() as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    with handlers_unchanged(), pytest.raises(ZeroDivisionError), Stop():
+        raise ZeroDivisionError
+    with Stop(), ThreadPoolExecutor() as pool:  # in another thread it does nothing
+        assert pool.submit(lambda: Stop().__enter__().requested).result() is False

@@ -24,14 +24,9 @@ OUTPUTS = arrays(FOLDER / "outputs.npz")
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_timms_own_files_give_timms_numbers(name: str) -> None:
+def test_timms_own_files_give_timms_numbers_and_are_written_with_the_same_config(tmp_path: Path, name: str) -> None:
     model = converters.load(FOLDER / name)
     assert distance(model(prepared(model.config)), OUTPUTS[name]) < cases.TOLERANCE
-
-
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_what_is_written_for_timm_says_the_same_as_timms_own(tmp_path: Path, name: str) -> None:
-    model = converters.load(FOLDER / name)
     path = converters.save(model, tmp_path / "ours", format="timm")
     assert converters.load(path.parent).config == model.config
     assert_same_bits(values(converters.load(path.parent)), values(model))
@@ -46,34 +41,21 @@ def test_what_is_written_for_timm_says_the_same_as_timms_own(tmp_path: Path, nam
         assert ours["pretrained_cfg"][key] == theirs["pretrained_cfg"][key], key
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("vit_tiny_patch16_224", {"num_heads": 3}),
-        ("vit_small_patch32_384", {"num_heads": 6}),
-        ("vit_medium_patch16_reg4_gap_256", {"num_heads": 8}),
-        ("vit_base_patch16_224.augreg2_in21k_ft_in1k", {"num_heads": 12}),
-        ("vit_base_patch16_gap_224", {"num_heads": 16}),
-        ("vit_base_patch16_siglip_gap_224", {"num_heads": 12}),
-        ("vit_base_patch16_clip_224.openai", {"num_heads": 12, "norm_epsilon": 1e-5}),
-        ("vit_base_patch16_plus_clip_240", {"num_heads": 14, "norm_epsilon": 1e-5}),
-        ("vit_large_patch14_clip_quickgelu_224", {"num_heads": 16, "norm_epsilon": 1e-5, "activation": "gelu_quick"}),
-        ("vit_base_patch16_siglip_224", {"num_heads": 12}),
-        ("vit_base_patch32_siglip_256", {"num_heads": 12, "activation": "gelu_tanh"}),
-        ("vit_so400m_patch14_siglip_384", {"num_heads": 16}),
-        ("vit_so400m_patch16_siglip_384", {"num_heads": 16, "activation": "gelu_tanh"}),
-        ("vit_small_r26_s32_224", {"num_heads": 6}),
-        ("vit_large_r50_s32_224", {"num_heads": 16}),
-        ("vit_tiny_r_s16_p8_224", {"num_heads": 3}),
-        ("deit_tiny_distilled_patch16_224", {"num_heads": 3}),
-        ("vit_giantopt_patch16_siglip_256", {"num_heads": 16, "activation": "gelu_tanh"}),
-        ("vit_nobody_knows", {}),
-    ],
-)
-def test_the_name_of_an_entry_point_tells_what_its_tensors_do_not(name: str, said: dict[str, Any]) -> None:
-    assert json_timm.read({"architecture": name}) == said
-
-
+# What the name of an entry point tells that its tensors do not.
+NAMES: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {"num_heads": 3},
+    "vit_base_patch16_224.augreg2_in21k_ft_in1k": {"num_heads": 12},
+    "vit_base_patch16_gap_224": {"num_heads": 16},
+    "vit_base_patch16_plus_clip_240": {"num_heads": 14, "norm_epsilon": 1e-5},
+    "vit_large_patch14_clip_quickgelu_224": {"num_heads": 16, "norm_epsilon": 1e-5, "activation": "gelu_quick"},
+    "vit_base_patch16_siglip_224": {"num_heads": 12},
+    "vit_base_patch32_siglip_256": {"num_heads": 12, "activation": "gelu_tanh"},
+    "vit_so400m_patch16_siglip_384": {"num_heads": 16, "activation": "gelu_tanh"},
+    "vit_small_r26_s32_224": {"num_heads": 6},
+    "vit_tiny_r_s16_p8_224": {"num_heads": 3},
+    "deit_tiny_distilled_patch16_224": {"num_heads": 3},
+    "vit_nobody_knows": {},
+}
 # Entry points of timm's vision_transformer.py and deit.py, and the width of their models.
 ENTRY_POINTS = {
     "vit_tiny_patch16_224": 192,
@@ -90,45 +72,39 @@ ENTRY_POINTS = {
     "deit_small_distilled_patch16_224": 384,
     "deit_base_distilled_patch16_224": 768,
 }
+PAPERS = {
+    "Ti/16": "vit_tiny_patch16_224",
+    "R+Ti/16": "vit_tiny_r_s16_p8_224",
+    "R26+S/32": "vit_small_r26_s32_224",
+    "R50+B/16": "vit_base_r50_s16_224",
+    "R50+L/32": "vit_large_r50_s32_224",
+}
 
 
-@pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_timm_is_told_an_entry_point_of_this_width_and_the_rest_in_arguments(name: str) -> None:
-    epsilon = 1e-5 if "clip" in name else 1e-6
-    config = tiny(
-        hidden_size=ENTRY_POINTS[name], image_size=48, distilled="distilled" in name, norm_epsilon=epsilon, num_layers=3
-    )
-    said = json_timm.write_vit(config)
-    arguments = {"img_size": 48, "patch_size": 8, "embed_dim": ENTRY_POINTS[name], "depth": 3, "num_heads": 4}
-    assert said["architecture"] == name
-    assert said["model_args"].items() >= arguments.items()
-    assert int(said["model_args"]["mlp_ratio"] * ENTRY_POINTS[name]) == 64
+def test_the_name_of_an_entry_point_tells_what_its_tensors_do_not() -> None:
+    assert {name: json_timm.read({"architecture": name}) for name in NAMES} == NAMES
+    for name in cases.NOT_READ:
+        with pytest.raises(CheckpointError, match=f"architecture '{name}' is not read"):
+            json_timm.read({"architecture": name})
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("Ti/16", "vit_tiny_patch16_224"),
-        ("R+Ti/16", "vit_tiny_r_s16_p8_224"),
-        ("R26+S/32", "vit_small_r26_s32_224"),
-        ("R50+B/16", "vit_base_r50_s16_224"),
-        ("R50+L/32", "vit_large_r50_s32_224"),
-    ],
-)
-def test_timm_is_told_the_entry_point_of_the_papers_models(name: str, expected: str) -> None:
-    assert json_timm.write_vit(ViTConfig.from_name(name, image_size=384))["architecture"] == expected
-
-
-@pytest.mark.parametrize("name", cases.NOT_READ)
-def test_entry_points_of_another_kind_are_refused_by_name(name: str) -> None:
-    with pytest.raises(CheckpointError, match=f"architecture '{name}' is not read"):
-        json_timm.read({"architecture": name})
+def test_timm_is_told_an_entry_point_and_the_rest_in_arguments() -> None:
+    for name, width in ENTRY_POINTS.items():
+        epsilon = 1e-5 if "clip" in name else 1e-6
+        changes = {"distilled": "distilled" in name, "norm_epsilon": epsilon, "num_layers": 3}
+        said = json_timm.write_vit(tiny(hidden_size=width, image_size=48, **changes))
+        arguments = {"img_size": 48, "patch_size": 8, "embed_dim": width, "depth": 3, "num_heads": 4}
+        assert said["architecture"] == name
+        assert said["model_args"].items() >= arguments.items()
+        assert int(said["model_args"]["mlp_ratio"] * width) == 64
+    configs = {name: ViTConfig.from_name(name, image_size=384) for name in PAPERS}
+    assert {name: json_timm.write_vit(config)["architecture"] for name, config in configs.items()} == PAPERS
 
 
 def changed(tmp_path: Path, name: str, **entries: Any) -> Path:
     """Copy a case and change entries of its config.json; None removes one."""
     folder = tmp_path / "changed"
-    shutil.copytree(FOLDER / name, folder)
+    shutil.copytree(FOLDER / name, folder, dirs_exist_ok=True)
     described = json.loads((folder / "config.json").read_text())
     for path, value in entries.items():
         *parents, last = path.split("__")
@@ -142,27 +118,23 @@ def changed(tmp_path: Path, name: str, **entries: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("entries", "said"),
-    [
-        ({"architecture": "vit_nobody_knows", "model_args__num_heads": None}, r"pass config=\{'num_heads': ...\}"),
-        ({"model_args__qk_norm": True}, r"model_args.qk_norm is read only as one of \[False\]. Received: True"),
-        ({"model_args__pool_include_prefix": True}, "model_args.pool_include_prefix is read only as"),
-        ({"model_args__norm_layer": "rmsnorm"}, "model_args.norm_layer is read only as"),
-        ({"model_args__attn_layer": "diff"}, r"model_args has unknown keys \['attn_layer'\]; such a model is not read"),
-        ({"global_pool": "avgmax"}, "global_pool must be one of .*Received: 'avgmax'"),
-        ({"model_args__act_layer": "mish"}, "model_args.act_layer must be one of .*Received: 'mish'"),
-        ({"model_args__embed_dim": 32}, "hidden_size 32 where the tensors have 16"),
-        ({"model_args": 3}, "pass config="),
-    ],
-    ids=str,
-)
-def test_what_is_not_known_is_refused_and_never_guessed(tmp_path: Path, entries: dict[str, Any], said: str) -> None:
-    name = "class_token_without_position"
-    if entries == {"model_args": 3}:
-        entries |= {"architecture": "vit_nobody_knows"}
-    with pytest.raises(CheckpointError, match=said):
-        converters.load(changed(tmp_path, name, **entries))
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"architecture": "vit_nobody_knows", "model_args__num_heads": None}, r"pass config=\{'num_heads': ...\}"),
+    ({"model_args__qk_norm": True}, r"model_args.qk_norm is read only as"),
+    ({"model_args__pool_include_prefix": True}, "model_args.pool_include_prefix is read only as"),
+    ({"model_args__norm_layer": "rmsnorm"}, "model_args.norm_layer is read only as"),
+    ({"model_args__attn_layer": "diff"}, r"model_args has unknown keys \['attn_layer'\]"),
+    ({"global_pool": "avgmax"}, "global_pool must be one of .*Received: 'avgmax'"),
+    ({"model_args__act_layer": "mish"}, "model_args.act_layer must be one of .*Received: 'mish'"),
+    ({"model_args__embed_dim": 32}, "hidden_size 32 where the tensors have 16"),
+    ({"architecture": "vit_nobody_knows", "model_args": 3}, "pass config="),
+]
+
+
+def test_what_is_not_known_is_refused_and_never_guessed(tmp_path: Path) -> None:
+    for entries, said in WRONG:
+        with pytest.raises(CheckpointError, match=said):
+            converters.load(changed(tmp_path, "class_token_without_position", **entries))
 
 
 def test_a_norm_behind_the_pooling_does_not_tell_the_pooling(tmp_path: Path) -> None:
@@ -170,21 +142,18 @@ def test_a_norm_behind_the_pooling_does_not_tell_the_pooling(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=r"pass config=\{'classifier': 'token' or 'gap'\}"):
         converters.load(path, config={"num_heads": 2})
     model = converters.load(path, config={"num_heads": 2, "classifier": "gap"})
-    want = OUTPUTS["mean_beside_a_class_token"]
-    assert distance(model(prepared(model.config)), want) < cases.TOLERANCE
+    assert distance(model(prepared(model.config)), OUTPUTS["mean_beside_a_class_token"]) < cases.TOLERANCE
 
 
-@pytest.mark.parametrize(("name", "said"), cases.REFUSED_BY_TIMM.items())
-def test_what_timm_cannot_be_is_not_written_for_it(tmp_path: Path, name: str, said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
-        converters.save(built(**{**cases.ERF, **cases.OURS[name]}), tmp_path / "ours", format="timm")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("name", "said"), cases.REFUSED_BY_TRANSFORMERS.items())
-def test_what_transformers_cannot_be_is_not_written_for_it(tmp_path: Path, name: str, said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
-        converters.save(built(**{**cases.ERF, **cases.OURS[name]}), tmp_path / "ours", format="huggingface")
+@pytest.mark.parametrize(
+    ("format", "refused"), [("timm", cases.REFUSED_BY_TIMM), ("huggingface", cases.REFUSED_BY_TRANSFORMERS)]
+)
+def test_what_another_package_cannot_be_is_not_written_for_it(
+    tmp_path: Path, format: str, refused: dict[str, str]
+) -> None:
+    for name, said in refused.items():
+        with pytest.raises(CheckpointError, match=said):
+            converters.save(built(**{**cases.ERF, **cases.OURS[name]}), tmp_path / "ours", format=format)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,23 +1,20 @@
-"""The log of a run has no duplicates and no gaps, and other programs read it; signals stop a run."""
+"""The log of a run has no duplicates and no gaps, and other programs read it; a pipe shows no bar."""
 
-import contextlib
+from __future__ import annotations
+
 import json
-import os
 import resource
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_vit._util import progress
 from keras_vit.train import log_files
 from keras_vit.train.checkpoints import remove, replace_file
 from keras_vit.train.log_files import Log, plot
-from keras_vit.train.loop import Stop
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -74,55 +71,27 @@ def test_numbers_that_json_does_not_know_are_strings(tmp_path: Path) -> None:
     log.write(1, a=np.float32("nan"), b=tf.constant(float("inf")), c=-np.inf, d=np.float32(0.1), e=3)
     log.close()
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    record = json.loads(line, parse_constant=refuse)
-    assert record == {
-        "step": 1,
-        "a": "NaN",
-        "b": "Infinity",
-        "c": "-Infinity",
-        "d": float(np.float32(0.1)),
-        "e": 3.0,
-    }
-    assert [float(record[name]) for name in "bc"] == [np.inf, -np.inf]
+    tenth = float(np.float32(0.1))
+    assert json.loads(line) == {"step": 1, "a": "NaN", "b": "Infinity", "c": "-Infinity", "d": tenth, "e": 3.0}
 
 
-@pytest.mark.parametrize("tail", ['{"step": 3, "lo', "[3]", '{"loss": 1.0}', "\0\0\0\0"], ids=ascii)
-def test_a_torn_last_line_is_left_out_and_named(tmp_path: Path, tail: str) -> None:
-    log = Log(tmp_path)
-    write(log, 1, 2)
-    log.close()
-    with (tmp_path / "log.jsonl").open("a") as file:
-        file.write(tail)
-    with pytest.warns(UserWarning, match=r"log.jsonl: line 3 is incomplete or no record"):
-        log = Log(tmp_path, last_step=2)
-    write(log, 3)
-    log.close()
-    assert is_exactly(tmp_path, 1, 2, 3)
-
-
-def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
-    log = Log(tmp_path)
-    write(log, 1, 2)
-    log.close()
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
-    log = Log(tmp_path, last_step=2)
-    write(log, 3)
-    log.close()
-    assert is_exactly(tmp_path, 1, 2, 3)
-
-
-def test_a_log_that_needs_no_change_is_not_touched(tmp_path: Path) -> None:
-    log = Log(tmp_path)
-    write(log, 1, 2)
-    log.close()
-    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
-    Log(tmp_path, last_step=2).close()
-    assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")} == before
+def test_a_torn_last_line_is_left_out_and_named_and_one_without_its_end_kept(tmp_path: Path) -> None:
+    for number, tail in enumerate(('{"step": 3, "lo', "[3]", '{"loss": 1.0}', "\0\0\0\0", "")):
+        folder = tmp_path / str(number)
+        log = Log(folder)
+        write(log, 1, 2)
+        log.close()
+        path = folder / "log.jsonl"
+        if tail:
+            path.write_text(path.read_text() + tail)
+            with pytest.warns(UserWarning, match=r"log.jsonl: line 3 is incomplete or no record"):
+                log = Log(folder, last_step=2)
+        else:
+            path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+            log = Log(folder, last_step=2)
+        write(log, 3)
+        log.close()
+        assert is_exactly(folder, 1, 2, 3), tail
 
 
 def test_a_bucket_works_as_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,72 +126,29 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 # ---- the picture ------------------------------------------------------------------------------------------
 
 
-def test_the_picture_shows_what_the_log_has(tmp_path: Path) -> None:
+def test_the_picture_shows_what_the_log_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="Expected log.jsonl with records of loss, accuracy"):
+        plot(tmp_path)
+    assert not list(tmp_path.iterdir())
     log = Log(tmp_path)
     for step in range(1, 100):
         log.write(step, loss=1 / step if step != 50 else float("nan"), learning_rate=0.1, gradient_norm=step)
     log.write(99, evaluation_loss=0.1, evaluation_accuracy=0.9)
     log.close()
     path = Path(plot(tmp_path))
-    assert path == tmp_path / "plot.png"
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_anything_to_draw_there_is_no_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    with pytest.raises(ValueError, match=r"Expected log.jsonl with records of loss, accuracy.*Received: "):
-        plot(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_without_matplotlib_the_picture_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert path == tmp_path / "plot.png" and path.read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r'matplotlib: pip install "keras-vit-zoo\[plots\]"'):
+    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[plots\]"'):
         plot(tmp_path)
 
 
-# ---- signals ----------------------------------------------------------------------------------------------
+# ---- the bar
 
 
-@contextlib.contextmanager
-def handlers_unchanged() -> Iterator[None]:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    yield
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_only_asks(number: signal.Signals) -> None:
-    with handlers_unchanged(), Stop() as stop:
-        assert not stop.requested
-        os.kill(os.getpid(), number)
-        assert stop.requested
-
-
-def test_the_second_ctrl_c_is_as_usual() -> None:
-    with handlers_unchanged(), Stop() as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-        assert stop.requested
-
-
-def test_handlers_return_after_an_error() -> None:
-    with handlers_unchanged(), pytest.raises(ZeroDivisionError), Stop():
-        raise ZeroDivisionError
-
-
-def test_in_another_thread_it_does_nothing() -> None:
-    seen = []
-
-    def work() -> None:
-        with handlers_unchanged(), Stop() as stop:
-            seen.append(stop.requested)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [False]
+def test_a_pipe_has_nothing_of_the_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    for show in (True, False):
+        assert list(progress.track([1, 2], "Working", show=show)) == [1, 2]
+    assert capsys.readouterr().err == ""

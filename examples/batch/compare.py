@@ -1,8 +1,8 @@
 """Compare the rows of Ray, Spark and Beam with those of one process, on 200 photos and 2 damaged files.
 
-python tests/batch_engines.py ray                   in an environment with ray: a cluster of two nodes, one is removed
-python tests/batch_engines.py spark PYTHON          PYTHON has pyspark and tensorflow; Java
-python tests/batch_engines.py beam PYTHON           PYTHON has apache-beam and tensorflow
+python examples/batch/compare.py ray             in an environment with ray: a cluster of two nodes, one is removed
+python examples/batch/compare.py spark PYTHON    PYTHON has pyspark and tensorflow; Java
+python examples/batch/compare.py beam PYTHON           PYTHON has apache-beam and tensorflow
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-import photo_folder
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+import photo_folder  # noqa: E402
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "batch"
+EXAMPLES = Path(__file__).parent
 ROWS_PER_FILE = 8
 # Of features of about 1: float32 in batches of other sizes.
 TOLERANCE = 1e-4
