@@ -13,7 +13,7 @@ from PIL import Image
 
 from command_line import fails
 from keras_vit import train
-from keras_vit.model.images import decode
+from keras_vit.model.images import decode_image
 from keras_vit.train.data import sources
 from keras_vit.train.data.split import RandomAccess, Split
 from picture_folders import fill, picture
@@ -100,7 +100,7 @@ def test_pictures_of_other_formats_are_read_as_pillow_reads_them(tmp_path: Path)
     assert read.keys() == {"cat/0.png", *(f"cat/{name}" for name, _, _ in FORMATS)}
     for name, content in read.items():
         with Image.open(tmp_path / "train" / name) as image:
-            np.testing.assert_array_equal(decode(content), np.asarray(image.convert("RGB")), err_msg=name)
+            np.testing.assert_array_equal(decode_image(content), np.asarray(image.convert("RGB")), err_msg=name)
 
 
 def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:

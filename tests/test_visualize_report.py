@@ -247,7 +247,7 @@ def test_in_a_notebook_an_evaluation_and_an_export_are_tables() -> None:
     assert "top-1 50.00%" in evaluation.text and "unreadable 3" in evaluation.text and "<b>" in evaluation.text
     assert "without a label" not in evaluation.text and "&lt;b&gt;" in evaluation.source
     exported = Document(EXPORTS[0]._repr_html_())
-    assert "cosine 0.9988" in exported.text and "200 KiB" in exported.text and "None" not in exported.text
+    assert "cosine 0.998765" in exported.text and "200 KiB" in exported.text and "None" not in exported.text
 
 
 # Pictures
