@@ -72,6 +72,9 @@ def test_every_folder_of_code_and_data_is_packed(monkeypatch: pytest.MonkeyPatch
     assert len(given["packages"]) == len(set(given["packages"]))
     assert set(given["packages"]) == packages | data
     assert given["package_dir"] == {f"keras_vit._installed.{name}": name for name in DATA}
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with pytest.raises(SystemExit, match=r"3\.11 or newer. Received: Python 3\.10"):
+        runpy.run_path("setup.py")
 
 
 def test_messages_name_the_distribution_and_extras_that_exist() -> None:
