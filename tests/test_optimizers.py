@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from ml_dtypes import bfloat16
 
+from keras_vit.train._recipe import FIELD_RULES, SLOTS
 from keras_vit.train.optimizer import Optimizer, clip, schedule
 from keras_vit.train.step import _apply, accumulate, replica_seed
 from marks import full_except
@@ -66,6 +67,13 @@ def expected(recipe, values, given):
             decay = recipe.weight_decay * (share if recipe.weight_decay_independent else rate)
             values[i] = values[i] - rate * direction - decay * values[i] * NAMES[i].endswith("kernel")
     return values
+
+
+def test_every_optimizer_has_slots_and_a_rule():
+    assert {*SLOTS, "least_squares"} == {*FIELD_RULES["optimizer"].choices}
+    for name in SLOTS:
+        variables = [tf.Variable(value) for value in start()]
+        trained(make(make_recipe(optimizer=name), variables), variables, gradients()[:1])
 
 
 def test_the_schedule_is_its_formula():

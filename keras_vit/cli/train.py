@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from keras_vit._util.checks import given, option_names
 from keras_vit.cli import options
-from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe import SLOTS, Recipe
 
 if TYPE_CHECKING:
     from keras_vit.train import Result
@@ -190,7 +190,7 @@ def plan(
     image_size: options.Size = None,
     devices: Annotated[int, options.integer(1, "GPUs or TPU cores.")] = 1,
     accumulation: Annotated[int, options.integer(1, "Micro-batches per step.")] = 1,
-    optimizer: Annotated[str, Option(help="sgd or adamw.")] = "adamw",
+    optimizer: Annotated[str, Option(help=f"{' or '.join(SLOTS)}.")] = "adamw",
     precision: Annotated[str, Option(help="float32 or mixed_bfloat16.")] = "float32",
     remat: Annotated[bool, Option("--remat", help="Recompute blocks in the backward pass.")] = False,
     ema: Annotated[bool, Option("--ema", help="Keep a moving average of the weights.")] = False,

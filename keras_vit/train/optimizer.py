@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe import SLOTS, Recipe
 
 # fn(variable, *tensors and slots) assigns to the variable and the slots.
 Update = tuple[tf.Variable, Callable[..., Any], Sequence[Any]]
@@ -44,9 +44,8 @@ class Optimizer:
         self.names = list(names)
         self.factor = schedule(recipe, total_steps, warmup)
         self._scales = [recipe.layer_decay ** (num_layers + 1 - _depth(name, num_layers)) for name in names]
-        self._kinds = {"momentum": recipe.momentum_dtype}
-        if recipe.optimizer == "adamw":
-            self._kinds = {"mu": recipe.momentum_dtype, "nu": "float32"}
+        first, *others = SLOTS[recipe.optimizer]
+        self._kinds = {first: recipe.momentum_dtype, **dict.fromkeys(others, "float32")}
         self.slots = {  # such as "momentum/block_0/norm1/gamma", in the shape of the variable
             f"{kind}/{name}": tf.Variable(
                 tf.zeros(variable.shape, dtype), trainable=False, name=f"{kind}/{name}".replace("/", "_")
@@ -64,7 +63,8 @@ class Optimizer:
 
         Gradients are in the order of the variables, all-reduced and clipped, float32; `step` is an int64 scalar from 0.
         """
-        rule = self._adamw if self.recipe.optimizer == "adamw" else self._sgd
+        rules: dict[str, Callable[..., None]] = {"sgd": self._sgd, "adamw": self._adamw}
+        rule = rules[self.recipe.optimizer]
         factor, rate = self.factor(step), self.rate(step)
         count = tf.cast(step, tf.float32) + 1.0
         updates: list[Update] = []

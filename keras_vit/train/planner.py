@@ -22,9 +22,8 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count, layer_costs, symbolic_model
 from keras_vit.model.layers import EncoderBlock
 from keras_vit.model.sizes import canonical_name
-from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe import SLOTS, Recipe
 
-OPTIMIZERS = {"sgd": 0, "adamw": 1}  # float32 values per parameter, besides the momentum
 BYTES = {"float32": 4, "bfloat16": 2, "mixed_bfloat16": 2}
 PRECISIONS = ("float32", "mixed_bfloat16")
 MOMENTUM_DTYPES = ("float32", "bfloat16")
@@ -158,7 +157,7 @@ def plan(
         batch_size: images per step on all devices together.
         devices: number of replicas, each with all weights.
         accumulation: number of micro-batches per step.
-        optimizer: "adamw" or "sgd" (with momentum).
+        optimizer: one that a recipe may name, but not "least_squares".
         momentum_dtype: "float32" or "bfloat16".
         precision: "float32" or "mixed_bfloat16".
         remat: whether the backward pass recomputes the blocks instead of storing their activations.
@@ -180,7 +179,7 @@ def plan(
     """
     config = model if isinstance(model, ViTConfig) else ViTConfig.from_name(model)
     config = config.replace(**given(image_size=image_size, num_classes=num_classes))
-    one_of("optimizer", optimizer, tuple(OPTIMIZERS))
+    one_of("optimizer", optimizer, tuple(SLOTS))
     one_of("precision", precision, PRECISIONS)
     one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
     check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
@@ -222,7 +221,7 @@ def plan(
         weights=FLOAT32 * counted.parameters,
         # With accumulation: those of one micro-batch and their sum.
         gradients=FLOAT32 * counted.parameters * (2 if accumulation > 1 else 1),
-        optimizer=counted.parameters * (BYTES[momentum_dtype] + FLOAT32 * OPTIMIZERS[optimizer]),
+        optimizer=counted.parameters * (BYTES[momentum_dtype] + FLOAT32 * (len(SLOTS[optimizer]) - 1)),
         ema=FLOAT32 * counted.parameters if ema else 0,
         casts=cast_bytes * counted.parameters,
         activations=micro_batch * saved,
