@@ -108,7 +108,7 @@ class MapConfig(Group):
             yield "blocks must have at least one number. Received: ()"
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed.
+        """Copy the config with some fields changed.
 
         Args:
             **changes: fields and their new values.
@@ -120,7 +120,7 @@ class MapConfig(Group):
 
 
 def four_blocks(num_layers: int) -> tuple[int, ...]:
-    """Return the blocks whose tokens DINOv2's and Depth Anything V2's decoders read: 2 5 8 11, 4 11 17 23, 9 19 29 39.
+    """Choose the blocks that DINOv2's and Depth Anything V2's decoders read: 2 5 8 11, 4 11 17 23, 9 19 29 39.
 
     For other depths they are the last of each quarter.
     """
@@ -129,14 +129,14 @@ def four_blocks(num_layers: int) -> tuple[int, ...]:
 
 
 def last_blocks(num_layers: int) -> tuple[int, ...]:
-    """Return the last four blocks."""
+    """Choose the last four blocks."""
     if num_layers < 4:
         raise ValueError(f"backbone must have four blocks for this head. Received: {num_layers}")
     return tuple(range(num_layers - 4, num_layers))
 
 
 def dpt_widths(hidden_size: int) -> dict[str, Any]:
-    """Return `fusion_width` and `widths` of a DPT head on a backbone of this width."""
+    """Choose `fusion_width` and `widths` of a DPT head for a backbone of this width."""
     scaled = [max(1, hidden_size * share // 8) for share in (1, 2, 4, 8)]
     fusion, widths = DPT_WIDTHS.get(hidden_size, (max(4, hidden_size // 6), tuple(scaled)))
     return {"fusion_width": fusion, "widths": widths}
@@ -168,7 +168,7 @@ class MapCard:
 
 
 def cards() -> dict[str, MapCard]:
-    """Return the cards of all published models of maps, by name.
+    """List the cards of all published models of maps, by name.
 
     Example:
         >>> keras_vit.dense.cards()["Depth-Anything-V2-B"].licence
@@ -184,7 +184,7 @@ def cards() -> dict[str, MapCard]:
 
 
 def fetch_card(name: str, *, accept_licence: bool) -> Path:
-    """Return the file of a published model after fetching what is beside it; errors as `dense.load`."""
+    """Download a published model and the files beside it; errors as `dense.load`."""
     from keras_vit._util.downloads import check_licence, fetch
 
     known = cards()

@@ -80,7 +80,7 @@ def saved_model(
         >>> report.cosine > 0.9999
         True
     """
-    _check(model, top)
+    _check_model(model, top)
     if dtype is not None:
         one_of("dtype", dtype, DTYPES)
     batch_sizes = _warmup_sizes(warmup)
@@ -91,7 +91,7 @@ def saved_model(
     with temporary_path(path) as work:
         with measure_resources() as used:
             served = model.with_config(model.config, dtype=dtype) if dtype else model
-            file_signatures = _write(served, work, names=names, top=int(top))
+            file_signatures = _write_graph(served, work, names=names, top=int(top))
             _write_warmup(work, file_signatures, batch_sizes)
         report = verification.verify(model, work, verify)
         try:
@@ -103,7 +103,7 @@ def saved_model(
     return dataclasses.replace(report, path=path, warmup=sizes, seconds=used.seconds, peak_bytes=used.peak_bytes)
 
 
-def _check(model: VisionTransformer, top: int) -> None:
+def _check_model(model: VisionTransformer, top: int) -> None:
     """Raise a ValueError if no SavedModel can be written."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"A SavedModel is written on Keras' TensorFlow back end. Received: {keras.backend.backend()}")
@@ -116,7 +116,7 @@ def _check(model: VisionTransformer, top: int) -> None:
 
 
 def _warmup_sizes(warmup: Iterable[int] | None) -> list[int]:
-    """Return the batch sizes of the warm-up requests, as far as they can be written."""
+    """Check the batch sizes of the warm-up requests; none if the default cannot be written."""
     sizes: list[Any] = [1] if warmup is None else list(warmup) if isinstance(warmup, Iterable) else [None]
     if not all(is_count(size, least=1) for size in sizes):
         raise ValueError(f"warmup must be batch sizes >= 1, such as (1, 8); () means none. Received: {warmup!r:.200}")
@@ -127,7 +127,7 @@ def _warmup_sizes(warmup: Iterable[int] | None) -> list[int]:
     raise ImportError(f"Warm-up requests need `{install_command('serving')}`. Received: warmup={warmup!r:.200}")
 
 
-def _write(model: VisionTransformer, folder: Path, *, names: Sequence[str] | None, top: int) -> list[str]:
+def _write_graph(model: VisionTransformer, folder: Path, *, names: Sequence[str] | None, top: int) -> list[str]:
     """Write the SavedModel; return the signatures that take image files."""
     module, functions = server.build(model, labels=names, top=top)
     with tempfile.TemporaryDirectory() as scratch:

@@ -19,13 +19,11 @@ from keras_vit.export.exported import load_exported
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
-from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import FLOAT32, Operators
-from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.litert.writer import CONVERT
-from keras_vit.export.modes import Mode, load_mode
-from keras_vit.export.outliers import BUILT_IN
-from keras_vit.export.outliers import find as find_outliers
+from keras_vit.export.modes import Mode, Options, image_config, load_mode
+from keras_vit.export.outliers import DEFAULT_SAMPLES, find_outliers
 from keras_vit.export.quantize import Tokens, check_names, round_dense, rounding_lines
 from keras_vit.export.quantize import quantize as quantize_file
 from keras_vit.export.report import Report, measure_resources
@@ -135,7 +133,7 @@ def _export(
         with measure_resources() as used:
             outliers = find_outliers(model, measured_images, mode.smoothing)
             options = dataclasses.replace(options, **outliers._asdict())
-            notes = _write(model, work, options, mode, calibration_images, progress=progress)
+            notes = _write_file(model, work, options, mode, calibration_images, progress=progress)
         try:
             report = verify(
                 model,
@@ -163,7 +161,7 @@ def _export(
 
 
 def _check_options(options: Options, model: keras.Model, *, has_calibration: bool) -> tuple[Mode, Options]:
-    """Return the mode, and the options with what follows from the mode and the model.
+    """Check all options at once, load the mode, and complete the options from the mode and the model.
 
     One ValueError has everything that is wrong with the options, does not go together or is impossible for the model. A
     FileNotFoundError names a missing .toml file.
@@ -189,7 +187,7 @@ def _check_options(options: Options, model: keras.Model, *, has_calibration: boo
 
 
 def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
-    """Yield a sentence for each reason why no file of this model can be written directly."""
+    """Yield a sentence for each reason why this model cannot be written directly."""
     samples.image_shape(model)
     if not isinstance(model, keras.Function):
         yield f"the model must be a functional Keras model. Received: {type(model).__name__}. {CONVERT}"
@@ -201,7 +199,7 @@ def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
 
 
 def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | None:
-    """Return a function's result, or None with the message of its ValueError in `problems`."""
+    """Call a function; add the message of a ValueError to `problems` and return None."""
     try:
         return function()
     except ValueError as error:
@@ -210,7 +208,7 @@ def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | No
 
 
 def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
-    """Return calibration images as the file takes them; None without any, or if the mode does not use them."""
+    """Prepare calibration images for the file; None without any, or if the mode does not use them."""
     if images is None or not (mode.needs_calibration or mode.gptq):
         return None
     prepared = samples.prepared_images(model, images, "calibration")
@@ -221,14 +219,14 @@ def _calibration_images(model: keras.Model, images: Any, options: Options, mode:
 
 
 def _measured_images(model: VisionTransformer, calibration: Any) -> np.ndarray:
-    """Return prepared images on which outliers are looked for."""
+    """Prepare the images on which outliers are measured."""
     if calibration is None:
-        return samples.images(image_config(model), BUILT_IN.stop)[BUILT_IN]
+        return samples.images(image_config(model), max(DEFAULT_SAMPLES) + 1)[DEFAULT_SAMPLES]
     return samples.prepared_images(model, calibration, "calibration")
 
 
 def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
-    """Return the images on which file and model are compared; None for the built-in ones."""
+    """Choose the images on which file and model are compared; None for the built-in ones."""
     if images is None and mode.needs_calibration:
         images = calibration  # the file's ranges would cut off values of the built-in images
     if images is not None and options.input_dtype == "float32":
@@ -236,7 +234,7 @@ def _verification_images(model: keras.Model, images: Any, calibration: Any, opti
     return images
 
 
-def _write(
+def _write_file(
     model: VisionTransformer,
     path: Path,
     options: Options,
@@ -247,11 +245,12 @@ def _write(
 ) -> tuple[str, ...]:
     """Write the file from the model's weights, quantized, with its metadata and labels; return lines for the report."""
     unquantized = path.with_name("unquantized")
+    notes: tuple[str, ...] = ()
     if calibration is not None and not mode.uses_quantizer:
         build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(unquantized)
-        tokens = Tokens.of(model)
+        tokens = Tokens.from_model(model)
         rounded = round_dense(unquantized, mode, calibration, tokens, progress=progress)
-        options = dataclasses.replace(options, rounded=rounded)
+        options, notes = dataclasses.replace(options, rounded=rounded), rounding_lines(rounded)
         unquantized.unlink()
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
@@ -266,19 +265,19 @@ def _write(
             check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if options.class_names:
         metadata.append_labels(path, options.class_names)
-    return rounding_lines(options.rounded)
+    return notes
 
 
 def _passing_mode(
     model: VisionTransformer, work: Path, options: Options, refused: Mode, measured: np.ndarray, images: Any
 ) -> tuple[str, ...]:
-    """Return a line that names the smallest of the safer modes whose file passes, if one does."""
+    """Find the smallest of the safer modes that passes the verification, and describe it in one line."""
     for mode in map(load_mode, SAFER_MODES):
         if mode.name == refused.name or mode.bits[0] < refused.bits[0]:
             continue
         outliers = find_outliers(model, measured, mode.smoothing)
         trial = dataclasses.replace(options, storage=mode, norms=mode.norms, rounded={}, **outliers._asdict())
-        _write(model, work, trial, mode, None, progress=False)
+        _write_file(model, work, trial, mode, None, progress=False)
         with contextlib.suppress(VerificationError):
             size, figures = verify(model, work, images, mode=mode, **options.least).lines()[:2]
             return (f"tried: quantize={mode.name!r} passes ({size.rpartition(': ')[2]}), {figures}",)
@@ -286,7 +285,7 @@ def _passing_mode(
 
 
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
-    """Return the metadata that apps read from the file."""
+    """Build the metadata that apps read from the file."""
     config = image_config(model)
     outputs = [options.output_name(tasks.of_model(model).outputs)]
     if options.attention:
@@ -303,7 +302,7 @@ def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
 
 
 def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float | None:
-    """Return the largest difference (0..255) of images that the file resizes from `preprocess`; None if it does not."""
+    """Measure how far images that the file resizes are from `preprocess`: the largest difference, 0 to 255."""
     if options.source_size is None:
         return None
     ops = Operators(Builder())

@@ -54,9 +54,9 @@ class Accelerated:
         return f"{self.taken} of {self.of} operators on the {self.accelerator}{reason}"
 
 
-def check_accelerator(name: str | None, path: Path) -> None:
+def check_accelerator(name: str, path: Path) -> None:
     """Raise a ValueError if there is no such accelerator, or none for such a file."""
-    if name not in (None, *ACCELERATORS):
+    if name not in ACCELERATORS:
         raise ValueError(f"accelerator must be one of {list(ACCELERATORS)}. Received: {name!r:.200}")
     if name == "gpu" and path.is_dir():
         raise ValueError(f"accelerator='gpu' is for .tflite files. Received: the folder {path}")

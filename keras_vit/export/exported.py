@@ -65,7 +65,7 @@ class LiteRTFile:
         self.dtype: str = "float32" if self._image["quantization"][0] else np.dtype(self._image["dtype"]).name
 
     def call(self, images: np.ndarray) -> tuple[Arrays, float]:
-        """Return the outputs for images (batch, height, width, channels), and the seconds of the call."""
+        """Run the file on images (batch, height, width, channels); also measure the seconds of the call."""
         start = time.perf_counter()
         with self._errors():
             images = images.astype(self.dtype, copy=False)
@@ -83,7 +83,7 @@ class LiteRTFile:
 
 
 def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Return floats as the integers of a quantized tensor; unchanged for other tensors."""
+    """Quantize floats for a quantized tensor; other tensors take them unchanged."""
     (scale, zero_point), dtype = tensor["quantization"], tensor["dtype"]
     if not scale:
         return values.astype(dtype, copy=False)
@@ -92,7 +92,7 @@ def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
 
 
 def _dequantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Return the integers of a quantized tensor as floats; unchanged for other tensors."""
+    """Convert the integers of a quantized tensor to floats; others stay unchanged."""
     scale, zero_point = tensor["quantization"]
     return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values
 
@@ -154,7 +154,7 @@ def _parse(litert_schema: Any, content: memoryview) -> Structure:
 
 
 def _buffer_bytes(buffer: Any, file_bytes: int) -> int:
-    """Return the size of a buffer; raise a ValueError if the file ends before it does."""
+    """Size of a buffer in bytes; raise a ValueError if the file ends before the buffer."""
     field = buffer._tab.Offset(4)  # of `data` in the schema's table Buffer
     size = buffer.DataLength() if field else buffer.Size()
     start = buffer._tab.Vector(field) if field else buffer.Offset()
@@ -164,7 +164,7 @@ def _buffer_bytes(buffer: Any, file_bytes: int) -> int:
 
 
 def _storage(types: Any, tensors: list[Any], buffer_bytes: list[int]) -> str:
-    """Return `Structure.storage`: a tensor with content is a weight, one without an activation."""
+    """Find the mode of a file by its tensors: those with content are weights, the others activations."""
     floats: set[int] = set()
     weights: set[int] = set()
     activations: set[int] = set()
@@ -185,7 +185,7 @@ def _storage(types: Any, tensors: list[Any], buffer_bytes: list[int]) -> str:
 
 
 def find_problems(structure: Structure) -> list[str]:
-    """Return one phrase for each reason why a .tflite file does not run on every device."""
+    """List reasons why a .tflite file does not run on every device."""
     custom = sorted(name for name in structure.operators if name.startswith("CUSTOM"))
     variables = sorted(structure.operators & VARIABLE_OPERATORS)
     problems = []
@@ -199,7 +199,7 @@ def find_problems(structure: Structure) -> list[str]:
 
 
 def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
-    """Return the least and the most bytes that a file of the model may have, without labels.
+    """Compute the least and the most bytes that a file of the model may have, without labels.
 
     Some weights beside kernels are folded into the kernels, so the lower bound counts kernels alone. `size` is (height,
     width) of the file's input.
@@ -215,7 +215,7 @@ def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int])
 
 
 def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> list[str]:
-    """Return one phrase if the file's size is not within `expected_bytes`, else none."""
+    """Compare the file's size with `expected_bytes`; one phrase if it is outside, else none."""
     least, most = expected_bytes(model, mode, size)
     found = path.stat().st_size - _archive_bytes(path)
     if least <= found <= most:
@@ -224,7 +224,7 @@ def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: 
 
 
 def _archive_bytes(path: Path) -> int:
-    """Return the size of the zip archive at the end of a file, which holds labels of any length; 0 without one."""
+    """Size of the zip archive of labels at the end of a file; 0 without one."""
     if not zipfile.is_zipfile(path):
         return 0
     size = path.stat().st_size
@@ -258,10 +258,10 @@ class ExportedModel:
     is_bfloat16: bool = False  # whether weights are bfloat16
 
     def call(self, images: np.ndarray) -> Outputs:
-        """Return the outputs for images (batch, height, width, channels)."""
+        """Run the file on images (batch, height, width, channels)."""
         return self.timed_call(images)[0]
 
-    def check(self, images: np.ndarray) -> None:
+    def check_images(self, images: np.ndarray) -> None:
         """Raise a ValueError for images of another type or shape than the file takes, or for none."""
         types = ("uint8",) if self.dtype == "uint8" else FLOATS
         sides, wanted = images.shape[1:], ", ".join(str(side or "any") for side in self.shape)
@@ -278,7 +278,7 @@ class ExportedModel:
             raise ValueError(f"The file needs at least one image. Received: an array of shape {images.shape}")
 
     def batches(self, images: np.ndarray, size: int = BATCH) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield batches of the file's size, else of `size`, each with the number of its images that are not padding."""
+        """Yield batches of the file's size, else of `size`, each with the number of its images without padding."""
         size = self.batch or size
         for start in range(0, len(images), size):
             part = images[start : start + size]
@@ -297,7 +297,7 @@ def load_exported(path: str | os.PathLike[str], threads: int = 2) -> ExportedMod
 
 
 def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
-    """Return a function that runs an exported file.
+    """Load an exported file as a function of images.
 
     Args:
         path: a SavedModel's folder or a .tflite file.
@@ -324,7 +324,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
     file = load_exported(path, threads)
 
     def run(images: np.ndarray) -> np.ndarray:
-        file.check(images := np.asarray(images))
+        file.check_images(images := np.asarray(images))
         batches = file.batches(images, len(images))
         return np.concatenate([main_output(file.call(batch))[:count] for batch, count in batches])
 
@@ -332,12 +332,12 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
 
 
 def main_name(outputs: Outputs) -> str:
-    """Return the name of the main output: the first of `MAIN_OUTPUTS` that there is, else the first output's."""
+    """Name of the main output: the first of `MAIN_OUTPUTS` that exists, else the first output."""
     return next(iter([*(name for name in MAIN_OUTPUTS if name in outputs), *outputs]))
 
 
 def main_output(outputs: Outputs) -> np.ndarray:
-    """Return the logits if there are some, else the probabilities, the features or the first output."""
+    """Main output: logits, else probabilities, features or the first output."""
     return outputs[main_name(outputs)]
 
 
@@ -372,7 +372,7 @@ def _load_saved_model(path: Path) -> ExportedModel:
 def _find_signature(
     loaded: Any, names: tuple[str, ...], *, rank: int, is_text: bool
 ) -> tuple[Callable[[Any], Outputs], Any] | None:
-    """Return the first signature with a single input of this rank, as a function, and the input's tf.TensorSpec."""
+    """Find the first signature with one input of this rank: a function, and the input's tf.TensorSpec."""
     for name in names:
         signature = loaded.signatures.get(name)
         if signature is None or len((signature.structured_input_signature or ((), {}))[1]) != 1:

@@ -19,11 +19,10 @@ import numpy as np
 
 from keras_vit._util.progress import track
 from keras_vit._util.text import install_command, suggestion
-from keras_vit.export.calibration import FileGraph, check_images, ignore_memory_warning, observe, with_enlarged_parts
+from keras_vit.export.calibration import FileGraph, add_enlarged_crops, check_images, ignore_memory_warning, observe
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
 from keras_vit.export.litert.operators import Integers, RoundedDense, Storage
-from keras_vit.export.litert.options import image_config
-from keras_vit.export.modes import FLOAT, Mode, Rule
+from keras_vit.export.modes import FLOAT, Mode, Rule, image_config
 from keras_vit.model.vision_transformer import VisionTransformer
 
 DAMPING = 0.01  # share of the mean diagonal; section 3.3
@@ -62,11 +61,11 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: flo
             weights[i + 1 : stop] -= np.outer(factor[i, i + 1 : stop], error)
         weights[stop:] -= factor[start:stop, stop:].T @ errors
     if storage.bits < 8:
-        _round_again(integers, kernel, scales, _damped(hessian, damping), storage)
+        _refine_rounding(integers, kernel, scales, _damped(hessian, damping), storage)
     return Integers(integers, scales)
 
 
-def _round_again(
+def _refine_rounding(
     integers: np.ndarray, kernel: np.ndarray, scales: np.ndarray, hessian: np.ndarray, storage: Storage
 ) -> None:
     """Move each integer, in place, to where the squared error of the layer's outputs is least, the others fixed."""
@@ -87,7 +86,7 @@ def _round_again(
 
 
 def _least_error_scales(kernel: np.ndarray, squares: np.ndarray, storage: Storage) -> np.ndarray:
-    """Return for each block the scale, of some, with the least error of the outputs if inputs were independent."""
+    """Choose for each block the scale with the least error of the outputs, as if inputs were independent."""
     best, least = storage.scales(kernel), np.inf
     for share in SHARES:
         scales = storage.scales(kernel, share)
@@ -99,7 +98,7 @@ def _least_error_scales(kernel: np.ndarray, squares: np.ndarray, storage: Storag
 
 
 def _damped(hessian: np.ndarray, damping: float) -> np.ndarray:
-    """Return the Hessian, float64, with more on its diagonal."""
+    """Add to the diagonal of the Hessian, float64."""
     diagonal = np.diag(hessian)
     return hessian + np.diag(np.where(diagonal > 0, 0.0, 1.0) + damping * max(diagonal.mean(), 1e-30))
 
@@ -117,14 +116,14 @@ class Tokens(NamedTuple):
     final: int
 
     @classmethod
-    def of(cls, model: Any) -> Self:
-        """Return those of a model; other models than a VisionTransformer may read all tokens."""
+    def from_model(cls, model: Any) -> Self:
+        """Count the tokens of a model; other models than a VisionTransformer may read all tokens."""
         config = image_config(model)
         is_whole = isinstance(model, VisionTransformer)
         return cls(config.num_tokens, config.num_final_tokens if is_whole else config.num_tokens)
 
     def weights(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the weight of each row of a layer's inputs in sums of squares, (rows, 1)."""
+        """Weights of a layer's input rows in sums of squares, (rows, 1)."""
         weights = np.ones(shape[:-1], np.float32)
         if len(shape) == 3 and shape[1] == self.total:
             weights[:, : self.final] = max(1, FINAL_WEIGHT * self.total / self.final)
@@ -142,7 +141,7 @@ class _Sums(NamedTuple):
 def round_dense(
     source: str | os.PathLike[str], mode: Mode, images: Any, tokens: Tokens, *, progress: bool = False
 ) -> dict[str, RoundedDense]:
-    """Return what replaces the weights of dense layers, by name.
+    """Round the kernels of dense layers and correct their biases; results by the layer's name.
 
     Kernels are rounded by GPTQ. The error that is left of the mean input goes to the bias.
 
@@ -160,7 +159,7 @@ def round_dense(
         layer: mode.storage_of(layer.kind, graph.name(layer)) for layer in dense if mode.rounds(graph.name(layer))
     }
     if any(storage.bits == 4 for storage in layers.values()):
-        images = with_enlarged_parts(images)
+        images = add_enlarged_crops(images)
     inputs = {graph.input_name(layer) for layer in layers}
     sums: dict[str, _Sums] = {}
 
@@ -180,14 +179,14 @@ def round_dense(
         # rounding would fit them, and no others.
         rounded = gptq(kernel, products, storage, damping=max(DAMPING, len(mean) / rows))
         error = kernel - rounded.floats()
-        power, lost = (float(np.sum(one @ products * one)) for one in (kernel, error))
+        power, lost = (float(np.sum(weights @ products * weights)) for weights in (kernel, error))
         noise = lost / power if power > 0 and rows >= len(mean) else 0.0
         result[graph.name(layer)] = RoundedDense(rounded, bias + error @ mean, noise)
     return result
 
 
 def rounding_lines(rounded: Mapping[str, RoundedDense]) -> tuple[str, ...]:
-    """Return lines of a report that name the layers whose outputs changed most."""
+    """Name the layers whose outputs changed most, as lines of the report."""
     worst = sorted(rounded, key=lambda name: rounded[name].noise, reverse=True)[:NUM_SHOWN]
     shown = [f"{name} {-10 * np.log10(rounded[name].noise):.0f} dB" for name in worst if rounded[name].noise > 0]
     return (f"least SQNR of outputs by rounded kernels: {', '.join(shown)}",) if shown else ()
@@ -196,14 +195,15 @@ def rounding_lines(rounded: Mapping[str, RoundedDense]) -> tuple[str, ...]:
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]
 
-# A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
-# range of these tensors of a norm ends at `times` the median, and that token is normalized less.
-CUT = {re.compile(r"norm\d?/(square|square/mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
-PART = "/large/sum"  # end of the name of a part of ".../whole", which has no more than this
+# A token with a huge channel has a far larger variance than the others, which a range for all would round to zero.
+# So the range of these tensors of a norm ends at some times their median, and that token is normalized less.
+LARGEST_TO_MEDIAN = 8.0
+VARIANCES = re.compile(r"norm\d?/(square|square/mean|variance|whole|safe)$")  # names of these tensors
+PARTIAL_SUM = "/large/sum"  # end of the name of a part of ".../whole", which is not larger
 # 16 bits have room for values beyond those of the calibration images. A norm's result needs none, and clips the token
 # that is normalized less.
-HEADROOM = 2.0
-NORMALIZED = re.compile(r"norm\d?(/normal|/shifted)?$")
+INT16_RANGE_FACTOR = 2.0
+NORM_RESULT = re.compile(r"norm\d?(/normal|/shifted)?$")
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 
 
@@ -227,7 +227,7 @@ def quantize(
     ranges = None
     if mode.needs_calibration:
         ranges = _measure_ranges(source, graph, check_images(graph, calibration, mode.name), progress=progress)
-        _add_headroom(ranges, graph, mode)
+        _widen_int16_ranges(ranges, graph, mode)
     quantizer = package.quantizer.Quantizer(content.data, recipe)
     with _status("Quantizing", show=progress), ignore_memory_warning():
         result = quantizer.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
@@ -285,32 +285,31 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
         raise ValueError(f"{where}: the quantizer cannot do this to {operator}: {error}") from None
 
 
-def _add_headroom(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
+def _widen_int16_ranges(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
     """Widen the ranges of the tensors that operators of 16 bits compute."""
     for operator in graph.operators:
         name = graph.name(operator)
         rule = mode.rule(operator.kind, name)
-        if rule is not None and rule.activations == 16 and name in ranges and not NORMALIZED.search(name):
+        if rule is not None and rule.activations == 16 and name in ranges and not NORM_RESULT.search(name):
             for bound in ranges[name].values():
-                bound *= HEADROOM
+                bound *= INT16_RANGE_FACTOR
 
 
 def _measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, *, progress: bool) -> Ranges:
-    """Return the range of every activation of a float32 file, true but for `CUT`."""
+    """Measure the range of every activation of a float32 file, limited by `LARGEST_TO_MEDIAN`."""
     ranges: Ranges = {}
 
     def update(name: str, values: np.ndarray) -> None:
         least, most = values.min(keepdims=True), values.max(keepdims=True)
-        for pattern, times in CUT.items():
-            if pattern.search(name):
-                most = np.minimum(most, times * np.median(values))
+        if VARIANCES.search(name):
+            most = np.minimum(most, LARGEST_TO_MEDIAN * np.median(values))
         known = ranges.setdefault(name, {"min": least, "max": most})
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
 
     observe(source, graph, images, update, progress=progress)
     for name, part in ranges.items():
-        if name.endswith(PART):
-            part["max"] = np.minimum(part["max"], ranges[f"{name.removesuffix(PART)}/whole"]["max"])
+        if name.endswith(PARTIAL_SUM):
+            part["max"] = np.minimum(part["max"], ranges[f"{name.removesuffix(PARTIAL_SUM)}/whole"]["max"])
     return ranges
 
 
@@ -325,7 +324,7 @@ def _status(text: str, *, show: bool) -> Iterator[None]:
 
 
 def _store_inline(content: Any) -> bytes:
-    """Return a file with its weights inside of the flatbuffer, aligned; unchanged where that would be too large."""
+    """Move weights into the flatbuffer, aligned; leave the file unchanged where that would be too large."""
     from ai_edge_litert.tools import flatbuffer_utils
 
     if not fits_flatbuffer(len(content)):

@@ -90,7 +90,7 @@ class Report:
         return "\n  ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the lines of the printed report.
+        """Lines of the printed report.
 
         Example:
             >>> keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite").lines()[0]
@@ -132,7 +132,7 @@ class Report:
         return lines
 
     def _repr_html_(self) -> str:
-        """Return the report as a table for notebooks."""
+        """Show the report as a table in notebooks."""
         values = asdict(self) | {"accelerated": self.accelerated and str(self.accelerated)}
         cells = {name.replace("_", " "): _cell(name, value) for name, value in values.items() if name != "path"}
         return html.facts(str(self.path), cells)
@@ -149,7 +149,7 @@ class Report:
         return "none" if can_write else f"none (`{install_command('serving')}` for them)"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values as JSON can hold them: the path as a string, numbers that are not finite as None.
+        """Values for JSON: the path as a string, numbers that are not finite as None.
 
         Example:
             >>> keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite").to_dict()["path"]
@@ -207,7 +207,7 @@ def measure_resources() -> Iterator[Resources]:
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process; None on systems without Linux's /proc."""
+    """Read the resident memory of this process; None on systems without Linux's /proc."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None

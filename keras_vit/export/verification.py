@@ -115,7 +115,8 @@ def verify(
     path = Path(as_path(path, "path"))
     task = tasks.of_model(model)
     given_mode = mode if isinstance(mode, Mode | None) else load_mode(mode)
-    check_accelerator(accelerator, path)
+    if accelerator is not None:
+        check_accelerator(accelerator, path)
     structure = read_structure(path) if path.is_file() else None
     if structure is not None:
         _raise_problems(path, find_problems(structure))
@@ -156,7 +157,7 @@ def verify(
 
 
 def _default_mode(model: keras.Model, stored: str, accelerator: str | None) -> Mode:
-    """Return the mode whose thresholds fit how a file stores weights, and what model and file compute in."""
+    """Choose the thresholds' mode by how a file stores weights, and the dtypes that model and file compute in."""
     computes_in = {layer.compute_dtype for layer in model._flatten_layers()}
     if stored == "bfloat16" or (stored in ("none", "float16") and computes_in & LOW_PRECISION):
         return BFLOAT16
@@ -169,13 +170,13 @@ def _raise_problems(path: Path, problems: list[str]) -> None:
 
 
 def _shape_problems(expected: Outputs, received: Outputs) -> list[str]:
-    """Return one phrase for each output whose shape is not the model's."""
+    """Describe each output whose shape is not the model's."""
     shapes = {name: (received[name].shape, values.shape) for name, values in expected.items()}
     return [f"gives {name} of shape {got}, the model {want}" for name, (got, want) in shapes.items() if got != want]
 
 
 def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outputs, float]:
-    """Return the file's outputs, and the median milliseconds of an image."""
+    """Run the file on all images; also the median milliseconds of an image."""
     batches = list(file.batches(images, 1 if file.threads else BATCH))
     file.call(batches[0][0])  # the first call allocates memory and packs kernels
     results = []
@@ -189,7 +190,7 @@ def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outpu
 
 
 def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, names: list[str]) -> Outputs:
-    """Return what the model computes for each of a file's outputs."""
+    """Compute the model's value of each output of a file."""
     batches = np.array_split(images, math.ceil(len(images) / BATCH))
     to_array = keras.ops.convert_to_numpy
     own_output = np.concatenate([to_array(model.predict_on_batch(batch)) for batch in batches])
@@ -207,7 +208,7 @@ def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, nam
 
 
 def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: ExportedModel) -> float | None:
-    """Return the largest difference between a file's outputs for PNG files and the model's; None if it takes none."""
+    """Compare a file's outputs for PNG files with the model's; None if it takes no image files."""
     if file.call_files is None or file.dtype != "float32" or not hasattr(model, "preprocess"):
         return None
     import tensorflow as tf
@@ -228,7 +229,7 @@ def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: Exporte
 
 
 def _difference(expected: np.ndarray, received: np.ndarray) -> float:
-    """Return the largest difference, divided by the largest value if that is above 1."""
+    """Largest difference, divided by the largest value if that is above 1."""
     return float(np.abs(received - expected).max() / max(1.0, float(np.abs(expected).max())))
 
 
@@ -236,12 +237,12 @@ def _difference(expected: np.ndarray, received: np.ndarray) -> float:
 
 
 def compare(task: tasks.Task, expected: Outputs, received: Outputs) -> dict[str, Any]:
-    """Return the fields of a `Report` that compare a file's outputs with the model's, by name and of equal shapes."""
+    """Measure how far a file's outputs are from the model's, as fields of a `Report`; outputs by name."""
     name = main_name(expected)
-    amounts = [each for each, values in expected.items() if values.dtype.kind == "f"]  # not numbers of classes
+    compared = [output for output, values in expected.items() if values.dtype.kind == "f"]  # not numbers of classes
     want, got = (outputs[name].astype(np.float64) for outputs in (expected, received))
     agree, agree_or_tie = task.agreement(name, want, got)
-    by_output = [image_cosines(expected[each], received[each]) for each in amounts]
+    by_output = [image_cosines(expected[output], received[output]) for output in compared]
     power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
     return {
         "images": len(want),
@@ -257,7 +258,7 @@ def compare(task: tasks.Task, expected: Outputs, received: Outputs) -> dict[str,
 
 
 def image_cosines(expected: np.ndarray, received: np.ndarray) -> np.ndarray:
-    """Return the cosine similarity of each image's outputs, each (images, ...); 1 for equal ones, even zeros."""
+    """Cosine similarity of each image's outputs, both (images, ...); 1 for equal ones, even zeros."""
     x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (expected, received))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     cosines = np.einsum("ij,ij->i", x, y) / np.maximum(norms, TINY)
@@ -266,7 +267,7 @@ def image_cosines(expected: np.ndarray, received: np.ndarray) -> np.ndarray:
 
 
 def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | None:
-    """Return the mean cosine similarity between differences of two images' outputs, each (images, ...), over all pairs.
+    """Mean cosine similarity between differences of two images' outputs, both (images, ...), over all pairs.
 
     What all images share does not count, however large. Pairs that the model hardly distinguishes do not count either:
     the difference of two photos of the same sky is mostly noise. None if it distinguishes no two images.
@@ -278,7 +279,7 @@ def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | Non
     power = float((x**2).sum(axis=1).mean())
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)  # keeps the differences, and the digits of small ones
     pairs = np.triu_indices(len(x), 1)
-    products, model, file = (_difference_products(*both)[pairs] for both in ((x, y), (x, x), (y, y)))
+    products, model, file = (_difference_products(a, b)[pairs] for a, b in ((x, y), (x, x), (y, y)))
     if not len(model) or model.mean() <= ROUNDING**2 * power:
         return None
     counts = model >= DISTINGUISHED**2 * model.mean()
@@ -287,7 +288,7 @@ def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | Non
 
 
 def _difference_products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the scalar products (images, images) of the differences x[i] - x[j] and y[i] - y[j]."""
+    """Scalar products (images, images) of the differences x[i] - x[j] and y[i] - y[j]."""
     gram = x @ y.T
     own = np.diag(gram)
     return own[:, None] + own - gram - gram.T
@@ -341,13 +342,13 @@ def check_thresholds(
 
 
 def _least_share(least: float, images: int) -> float:
-    """Return the least share of so many images after the number that may differ is rounded up."""
+    """Round up how many of the images may differ, and return the share that must agree."""
     differing = math.ceil(round((1 - least) * images, 4))
     return math.floor(10_000 * (1 - differing / images)) / 10_000
 
 
 def _next_steps(missed: dict[str, float], mode: Mode, *, is_detected: bool) -> list[str]:
-    """Return what a user can do, in the order in which to try it."""
+    """List the user's next steps, the first to try first."""
     steps = []
     if is_detected:
         steps.append("check that the file is of this model, with these weights")

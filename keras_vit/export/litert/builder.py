@@ -25,7 +25,7 @@ _DATA, _OFFSET, _SIZE = 4, 6, 8  # vtable slots of the fields of the schema's ta
 
 
 def schema() -> Any:
-    """Return the module with the Python classes of the schema, which ai-edge-litert ships."""
+    """Import the Python classes of the schema, which ai-edge-litert ships."""
     try:
         from ai_edge_litert import schema_py_generated
     except ImportError:
@@ -34,7 +34,7 @@ def schema() -> Any:
 
 
 def fits_flatbuffer(weight_bytes: int) -> bool:
-    """Return whether weights of this many bytes fit inside the flatbuffer."""
+    """True if weights of this many bytes fit inside the flatbuffer."""
     return weight_bytes + _GRAPH_BYTES < MAX_FLATBUFFER_BYTES
 
 
@@ -175,7 +175,7 @@ class Builder:
         return Tensor(len(self._tensors) - 1, tuple(shape), dtype, name)
 
     def _pack(self, *, inline: bool) -> bytes:
-        """Return the file without its weights; the buffers of weights hold placeholders to be overwritten."""
+        """Serialize the file without its weights, whose buffers hold placeholders to be overwritten."""
         import flatbuffers
 
         s = schema()
@@ -208,7 +208,7 @@ class Builder:
 
 
 def _positions(arrays: Sequence[Array], *, start: int, header: int) -> list[int]:
-    """Return where in the file each array begins: aligned, with `header` bytes of room before it."""
+    """Position of each array in the file: aligned, with `header` bytes of room before it."""
     positions, end = [], start
     for array in arrays:
         position = -(-(end + header) // ALIGNMENT) * ALIGNMENT

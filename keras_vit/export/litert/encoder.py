@@ -10,7 +10,7 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import INT8, Operators, static_dim
-from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter, Value, honours, source, writes
+from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter, PendingTensor, honours, source, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.attention import MASKED, MergeHeads, SplitHeads
@@ -26,8 +26,10 @@ honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
 honours(MergeHeads, "width")
 
 
-def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int, relative: Any = None) -> Value:
-    """Return attention of the first `queries` tokens before its output projection, (batch, queries, hidden_size).
+def attention(
+    file: FileWriter, layer: Any, x: PendingTensor, name: str, *, queries: int, relative: Any = None
+) -> PendingTensor:
+    """Write attention of the first `queries` tokens without its output projection, (batch, queries, hidden_size).
 
     `relative` is a RelativePosition. The attention weights, (batch, heads, queries, tokens) or (batch, heads * queries,
     tokens), become `file.attention`.
@@ -44,14 +46,14 @@ def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int
     query_weights = file.fold(folding.query_weights(layer), x)
     query = ops.dense(first_tokens(ops, x.tensor, queries, name), *query_weights, f"{name}/query")
     if relative is None and layer.rotary is None and heads * queries < static_dim(x.tensor.shape[1]):
-        mixed, file.attention = _attention_of_few(ops, query, x.tensor, keys, values, heads, name)
-        return Value(mixed, removed_offset)
+        mixed, file.attention = _few_query_attention(ops, query, x.tensor, keys, values, heads, name)
+        return PendingTensor(mixed, removed_offset)
     query = split_heads(ops, query, heads, f"{name}/query")
     key = split_heads(ops, ops.dense(x.tensor, *keys, f"{name}/key"), heads, f"{name}/key")
     value = split_heads(ops, ops.dense(x.tensor, *values, f"{name}/value"), heads, f"{name}/value")
     if layer.rotary is not None:
-        query = _turn(file, query, layer.rotary, f"{name}/query")
-        key = _turn(file, key, layer.rotary, f"{name}/key")
+        query = _apply_rotary(file, query, layer.rotary, f"{name}/query")
+        key = _apply_rotary(file, key, layer.rotary, f"{name}/key")
     scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
     if relative is not None:
         scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
@@ -59,11 +61,11 @@ def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int
         mask = np.triu(np.full([static_dim(x.tensor.shape[1])] * 2, MASKED), 1)[None, None]
         scores = ops.add(scores, file.shared_constant(mask, "causal_mask"), f"{name}/masked")
     file.attention = ops.softmax(scores, f"{name}/weights")
-    return Value(merge_heads(ops, ops.matmul(file.attention, value, f"{name}/mixed"), name), removed_offset)
+    return PendingTensor(merge_heads(ops, ops.matmul(file.attention, value, f"{name}/mixed"), name), removed_offset)
 
 
 def class_attention(file: FileWriter) -> Tensor:
-    """Return how the class token attends to the patches in the last block, (batch, heads, patches)."""
+    """Write the class token's attention to the patches in the last block, (batch, heads, patches)."""
     ops = file.ops
     layers = file.model.layers
     block = [layer for layer in layers if isinstance(layer, vit.EncoderBlock)][-1]
@@ -81,8 +83,8 @@ def class_attention(file: FileWriter) -> Tensor:
     return ops.reshape(weights, (batch, heads, tokens - start), "attention")
 
 
-def _remove_constant(x: Value, values: DenseWeights) -> tuple[Value, Affine | None]:
-    """Return x without the constant of its affine, and the affine that adds it to the mixed values instead."""
+def _remove_constant(x: PendingTensor, values: DenseWeights) -> tuple[PendingTensor, Affine | None]:
+    """Remove the constant of x's affine; also the affine that adds it to the mixed values instead."""
     if x.affine is None:
         return x, None
     without_constant = x.affine._replace(constant=np.zeros_like(x.affine.constant))
@@ -91,7 +93,7 @@ def _remove_constant(x: Value, values: DenseWeights) -> tuple[Value, Affine | No
     return dataclasses.replace(x, affine=without_constant), restored
 
 
-def _attention_of_few(
+def _few_query_attention(
     ops: Operators, query: Tensor, x: Tensor, keys: DenseWeights, values: DenseWeights, heads: int, name: str
 ) -> tuple[Tensor, Tensor]:
     """Compute attention of few queries without the keys and values of every token, which would cost more.
@@ -114,8 +116,8 @@ def _attention_of_few(
     return ops.sum(mixed, [1], f"{name}/joined", keepdims=False), weights
 
 
-def _turn(file: FileWriter, x: Tensor, rotary: Any, name: str) -> Tensor:
-    """Return queries or keys, (batch, heads, tokens, size), turned by rotary positions.
+def _apply_rotary(file: FileWriter, x: Tensor, rotary: Any, name: str) -> Tensor:
+    """Rotate queries or keys, (batch, heads, tokens, size), by their rotary positions.
 
     x * cosines + quarter_turn(x) * sines; the signs of the quarter turn are those of the sines.
     """
@@ -135,7 +137,7 @@ def _turn(file: FileWriter, x: Tensor, rotary: Any, name: str) -> Tensor:
 
 
 def _relative_scores(file: FileWriter, query: Tensor, layer: Any, name: str) -> Tensor:
-    """Return the scores of relative positions, (batch, heads, queries, tokens).
+    """Compute the scores of relative positions, (batch, heads, queries, tokens).
 
     Every query is multiplied by the embeddings of all offsets. Reshaping the flat result to rows one column shorter
     moves each offset to the column of its key, as `relative_scores` of the layer does.
@@ -153,7 +155,7 @@ def _relative_scores(file: FileWriter, query: Tensor, layer: Any, name: str) -> 
 
 
 def first_tokens(ops: Operators, x: Tensor, count: int, name: str) -> Tensor:
-    """Return the first tokens of x, (batch, tokens, width)."""
+    """Take the first tokens of x, (batch, tokens, width)."""
     return x if x.shape[1] == count else ops.slice(x, 1, 0, count, f"{name}/first")
 
 
@@ -176,7 +178,7 @@ honours(vit.PatchEmbedding, "hidden_size", "patch_size", "use_bias")
 
 
 @writes(vit.PatchEmbedding, starts_stream=True)
-def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
+def write_patches(file: FileWriter, layer: Any, images: Any) -> PendingTensor:
     """Write one token for each patch, (batch, rows * columns, hidden_size).
 
     Square patches that cover the image can go to a dense layer: it is faster than a convolution, and the runtime
@@ -200,7 +202,7 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
             x = ops.space_to_depth(x, height, f"{name}/cells")
         x = ops.reshape(x, (x.shape[0], rows * columns, x.shape[3]), f"{name}/patches")
         x = ops.dense(x, kernel.reshape(len(kernel), -1), bias, name)
-    return Value(x, scales=scales)
+    return PendingTensor(x, scales=scales)
 
 
 honours(vit.PrefixTokens, "class_token", "distilled", "num_registers")
@@ -208,7 +210,7 @@ honours(vit.PositionEmbedding, "grid", "prefix_tokens", "kind", "method")
 
 
 @writes(vit.PrefixTokens, vit.PositionEmbedding, reads_stream=True)
-def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
+def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
     """Write prefix tokens and positions in front of the first block: one addition to the padded patches."""
     layers = [layer]
     while isinstance(source(tokens)[0], vit.PrefixTokens | vit.PositionEmbedding):
@@ -216,27 +218,27 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
         layers.insert(0, front)
     x = file.read(tokens)
     table = np.zeros([static_dim(size) for size in x.tensor.shape[1:]])
-    for one in layers:
-        if isinstance(one, vit.PrefixTokens):
-            table = np.concatenate([folding.prefix_tokens(one), table])
+    for stem_layer in layers:
+        if isinstance(stem_layer, vit.PrefixTokens):
+            table = np.concatenate([folding.prefix_tokens(stem_layer), table])
         else:
-            table = table + folding.float64(one.table())[0]
+            table = table + folding.float64(stem_layer.table())[0]
     tensor = apply_affine(file.ops, x, f"{layer.name}/input")
     tensor = file.ops.pad(tensor, (0, len(table) - static_dim(tensor.shape[1]), 0), "prefix/places")
     if table.any():
         table = folding.center_and_scale(table, x.scales)
         positions = (vit.PositionEmbedding, RelativePosition)
-        has_others = any(isinstance(one, positions) and one not in layers for one in file.model.layers)
+        has_others = any(isinstance(x, positions) and x not in layers for x in file.model.layers)
         name = "prefix" if has_others else "position"  # blocks with positions use the second name
         tensor = file.ops.add_table(tensor, table[None], name)
-    return Value(tensor, scales=x.scales)
+    return PendingTensor(tensor, scales=x.scales)
 
 
 honours(TokenEmbedding, "vocab_size", "max_length", "hidden_size")
 
 
 @writes(TokenEmbedding, starts_stream=True)
-def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
+def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> PendingTensor:
     """Write the embeddings of ids (batch, max_length), which are the file's input, and of their positions.
 
     With int8 kernels the table has a scale for each token. The runtime reads only the rows of a text.
@@ -254,7 +256,7 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
         x = ops.multiply(ops.cast(rows, "float32", f"{name}/floats"), factor, f"{name}/words")
     else:
         x = ops.gather(storage.add_kernel(ops.builder, words, f"{name}/embedding"), ids, f"{name}/words")
-    return Value(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
+    return PendingTensor(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
 
 
 honours(
@@ -276,7 +278,7 @@ honours(vit.EncoderBlock, *HONOURED[BlockConfig], "rotary", "causal", "stochasti
 
 
 @writes(vit.EncoderBlock, starts_stream=True, reads_stream=True)
-def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None) -> Value:
+def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None) -> PendingTensor:
     """Write an encoder block, for the tokens that later layers read.
 
     Positions that are added to the input of every block are written here: blocks may share their layer.
@@ -293,9 +295,9 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
         x = _stream_tokens(file, tokens)
     is_whole = isinstance(file.model, VisionTransformer)  # other layers of other models may read any token
     queries = (block.final_tokens if is_whole else None) or static_dim(x.shape[1])
-    normalized = norm(file, block.norm1, Value(x, scales=scales), f"{name}/norm1")
+    normalized = norm(file, block.norm1, PendingTensor(x, scales=scales), f"{name}/norm1")
     if block.attention is None:
-        branch = _mix_tokens(file, block, normalized, f"{name}/token_mlp", queries=queries)
+        branch = _write_token_mlp(file, block, normalized, f"{name}/token_mlp", queries=queries)
     else:
         layer = relative if relative is None else source(relative)[0]
         mixed = attention(file, block.attention, normalized, f"{name}/attention", queries=queries, relative=layer)
@@ -305,13 +307,13 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
         branch = residual_dense(file, out, mixed, f"{name}/attention/out", few_rows=few_rows, **options)
     x = first_tokens(ops, x, queries, name)
     x = ops.add(x, branch, f"{name}/{'token_mixing' if block.attention is None else 'attention'}")
-    normalized = norm(file, block.norm2, Value(x, scales=scales), f"{name}/norm2")
+    normalized = norm(file, block.norm2, PendingTensor(x, scales=scales), f"{name}/norm2")
     branch = mlp(file, block.mlp, normalized, f"{name}/mlp", layer_scale=block.scale2, scales=scales)
-    return Value(ops.add(x, branch, name), scales=scales)
+    return PendingTensor(ops.add(x, branch, name), scales=scales)
 
 
-def _mix_tokens(file: FileWriter, block: Any, x: Value, name: str, *, queries: int) -> Tensor:
-    """Return the result of a block's token MLP for the residual stream, (batch, queries, hidden_size).
+def _write_token_mlp(file: FileWriter, block: Any, x: PendingTensor, name: str, *, queries: int) -> Tensor:
+    """Write a block's token MLP for the residual stream, (batch, queries, hidden_size).
 
     Its dense layers run along the tokens: gains and factors of channels cannot be folded into them.
     """
@@ -324,7 +326,7 @@ def _mix_tokens(file: FileWriter, block: Any, x: Value, name: str, *, queries: i
 
 
 def _stream_tokens(file: FileWriter, tokens: Any) -> Tensor:
-    """Return tokens as the residual stream has them; those of a norm in front of the first block are not yet so."""
+    """Read tokens of the residual stream; those of a norm in front of the first block are brought into its form."""
     x = file.read(tokens)
     tensor = apply_affine(file.ops, x, x.norm)
     return tensor if x.scales is not None else _center_and_scale(file, tensor, "tokens")

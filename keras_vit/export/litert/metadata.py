@@ -36,7 +36,7 @@ def pack_metadata(
     name: str = "",
     description: str = "",
 ) -> bytes:
-    """Return the content of the buffer TFLITE_METADATA; the classes are those of the first output."""
+    """Build the content of the buffer TFLITE_METADATA; the classes are those of the first output."""
     differs = any(len(set(values)) > 1 for values in (preprocessing.mean, preprocessing.std))
     if dtype == "float32" and differs:
         warnings.warn(
