@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,7 +238,8 @@ def load(
     backbone: VisionTransformer | str | os.PathLike[str] | None = None,
     blocks: tuple[int, ...] | None = None,
     max_depth: float | None = None,
-    accept_licence: bool = False,
+    accept_license: bool = False,
+    accept_licence: bool | None = None,
 ) -> DenseModel:
     """Load a model that returns a map for every image.
 
@@ -255,7 +257,8 @@ def load(
         blocks: numbers of the blocks that the head reads, from 0, where neither file nor its name says it.
         max_depth: greatest depth in metres, where neither file nor its name says it. Meta's linear NYU heads are read
             with the 10 m that they were trained with; the hub's code spreads their bins to 80 m.
-        accept_licence: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
+        accept_license: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
+        accept_licence: deprecated name of accept_license.
 
     Returns:
         The model: prepared images -> float32 depth (batch, rows, columns) or logits (batch, rows, columns, classes), at
@@ -264,7 +267,7 @@ def load(
     Raises:
         CheckpointError: the file is damaged, malicious, of another model, or does not fit the backbone.
         FileNotFoundError: there is no such file or name.
-        LicenceError: the file has terms of its own, and accept_licence is False.
+        LicenseError: the file has terms of its own, and accept_license is False.
         ValueError: a backbone is missing, or given for a file that has its own.
 
     Example:
@@ -273,8 +276,11 @@ def load(
         >>> keras_vit.dense.load("depth.keras").predict_maps(np.zeros((1, 50, 70, 3), "uint8"))[0].shape
         (50, 70)
     """
+    if accept_licence is not None:
+        warnings.warn("keras_vit: accept_licence is called accept_license now", DeprecationWarning, stacklevel=2)
+        accept_license = accept_licence
     name = as_path(path, "path")
-    file = source.find_weights(name) if Path(name).exists() else fetch_card(name, accept_licence=accept_licence)
+    file = source.find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)
     if source.is_keras_file(file):
         return _load_keras(file, backbone)
     if isinstance(backbone, str | os.PathLike):

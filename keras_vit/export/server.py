@@ -117,7 +117,7 @@ def _add_bias_and_apply(
     """Apply `after` to a product (rows, columns) and its bias. Only a GELU follows its product directly.
 
     Any other bias is added after a reshape, which the optimizer does not join: with weights in variables, a joint
-    product takes 1.5 times as long in bfloat16.
+    product is slower in bfloat16.
     """
     is_gelu = after in GELUS
     tokens = shape[:1] if len(shape) > 1 else ()

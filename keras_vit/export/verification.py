@@ -31,14 +31,14 @@ from keras_vit.model import task as tasks
 
 NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
 # Largest difference between a graph's outputs for an image file and for its pixels prepared here, by compute dtype.
-# The images differ in the last place, which changes a probability by 1e-6; in bfloat16 every layer may add to it.
+# The images differ in the last place; in bfloat16 every layer may add to that.
 MAX_FILES_ERROR = {"float32": 1e-5, "float64": 1e-5}
 MAX_FILES_ERROR_LOW_PRECISION = 0.05
 MOST_PAIRED = 1000  # images; of more, every second, third ... is taken
 DISTINGUISHED = 0.1  # least difference of two images that counts, as a share of the root mean square one
 ROUNDING = 1e-5  # as a share of the outputs: smaller differences between images are not the model's
 TINY = float(np.finfo(np.float32).tiny)
-# Thresholds of a SavedModel that computes in bfloat16: 0.9998 and 0.992 are the lowest of all model families.
+# Thresholds of a SavedModel that computes in bfloat16: all model families are above them.
 BFLOAT16 = Mode(
     name="bfloat16",
     summary="bfloat16 weights or matrix products",
@@ -56,8 +56,8 @@ UNDECIDED = 10
 LEAST_CLASS_MAP = 0.97  # least share of a mode's images with the same class that counts for maps of classes
 # The direction of few logits says little: they are small where classes are close, and an error of a few percent of
 # the largest logit turns them. So a quantized file whose best class is right on enough images may have a mean cosine
-# down to LEAST_EXCUSED. The differences between images have the mode's threshold even then: of a trained DINOv2 with a
-# head of four classes they measure 0.97 and more in every mode, of a file that lacks an MLP less than 0.97.
+# down to LEAST_EXCUSED. The differences between images have the mode's threshold even then: they tell a quantized file
+# of a few classes from a file that lacks an MLP.
 MANY_CLASSES = 10
 ENOUGH_IMAGES = 16
 LEAST_EXCUSED = 0.9

@@ -40,7 +40,7 @@ def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
     kernel = to_float32(first).astype(np.float64)
     *patch, filters = kernel.shape
     samples = kernel.reshape(-1, filters).T
-    # The SVD needs no covariance matrix, which is 75 MB for patches of 32x32 pixels (3,072 numbers).
+    # The SVD needs no covariance matrix, which is large for large patches.
     _, _, components = np.linalg.svd(samples - samples.mean(axis=0), full_matrices=False)
     # Subtracting the mean leaves one dimension fewer than filters.
     components = components[: min(num_filters, filters - 1)]

@@ -341,7 +341,7 @@ class Operators:
     def reciprocal_root(self, x: Tensor, name: str) -> Tensor:
         """Compute 1 / sqrt(x); for integers of 16 bits a step of Newton's follows: r * (1.5 - x * r * r / 2).
 
-        Their RSQRT interpolates between 257 values, linearly: in small x, 2 % are lost.
+        Their RSQRT interpolates linearly between few values, which is inexact for small x.
         """
         root = self.unary("RSQRT", x, f"{name}/rsqrt")
         if self.norms == "float":

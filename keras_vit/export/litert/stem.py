@@ -52,7 +52,7 @@ def write_root(file: FileWriter, layer: Any, image: Any) -> PendingTensor:
 def write_unit(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a bottleneck: convolutions of 1x1, 3x3 and 1x1, plus the shortcut.
 
-    The kernels that read the root's output are float32 for the same reasons as the root's: they are small (80 KiB).
+    The kernels that read the root's output are float32 for the same reasons as the root's.
     """
     outer_ops = _float32(file.ops) if isinstance(source(x)[0], vit.ResNetRoot) else file.ops
     write = _unit if layer.version == 1 else _unit_v2
@@ -157,7 +157,7 @@ def group_norm(ops: Operators, layer: Any, x: Tensor, name: str) -> tuple[Tensor
         return ops.constant(array, f"{name}/{part}")
 
     def group_mean(values: Tensor, part: str) -> Tensor:
-        """Compute means (batch, 1, groups, 1) row by row: one long sum over the map has twice the rounding error."""
+        """Compute means (batch, 1, groups, 1) row by row: one long sum over the map rounds more."""
         rows = ops.mean(values, [2], f"{name}/{part}/rows", keepdims=True)
         channels = ops.mean(rows, [1], f"{name}/{part}/channels", keepdims=True)
         return ops.mean(ops.reshape(channels, groups, f"{name}/{part}/groups"), [3], f"{name}/{part}", keepdims=True)
