@@ -126,28 +126,20 @@ def _export(
     mode, options = _check_options(options, model, has_calibration=calibration is not None)
     if options.sizes:
         model = model.resized(**options.sizes)
-    calibration_images = _calibration_images(model, calibration, options, mode)
-    measured_images = _measured_images(model, calibration)
-    verification_images = _verification_images(model, images, calibration, options, mode)
+    measured, calibrating, compared = _choose_images(model, options, mode, calibration, images)
     with temporary_path(path) as work:
         with measure_resources() as used:
-            outliers = find_outliers(model, measured_images, mode.smoothing)
+            outliers = find_outliers(model, measured, mode.smoothing)
             options = dataclasses.replace(options, **outliers._asdict())
-            notes = _write_file(model, work, options, mode, calibration_images, progress=progress)
+            notes = _write_file(model, work, options, mode, calibrating, progress=progress)
         try:
             report = verify(
-                model,
-                work,
-                verification_images,
-                mode=mode,
-                threads=options.threads,
-                progress=progress,
-                **options.least,
+                model, work, compared, mode=mode, threads=options.threads, progress=progress, **options.least
             )
         except VerificationError as error:
-            notes += _passing_mode(model, work, options, mode, measured_images, verification_images)
+            notes += _find_passing_mode(model, work, options, mode, measured, compared)
             raise VerificationError("; ".join([str(error), *notes])) from None
-        resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
+        resize_error = _resize_error(model, compared, options, work.with_name("resize"))
         work.replace(path)
     return dataclasses.replace(
         report,
@@ -182,8 +174,8 @@ def _check_options(options: Options, model: keras.Model, *, has_calibration: boo
         problems.append(f"{' and '.join(options.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
-    named = dataclasses.replace(options, class_names=names, patches=options.patches or mode.patches)
-    return mode, dataclasses.replace(named, storage=mode, norms=mode.norms)
+    patches = options.patches or mode.patches
+    return mode, dataclasses.replace(options, class_names=names, patches=patches, storage=mode, norms=mode.norms)
 
 
 def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
@@ -207,31 +199,28 @@ def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | No
         return None
 
 
-def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
-    """Prepare calibration images for the file; None without any, or if the mode does not use them."""
-    if images is None or not (mode.needs_calibration or mode.gptq):
-        return None
-    prepared = samples.prepared_images(model, images, "calibration")
-    if options.input_dtype == "float32":
-        return prepared
-    height, width = options.source_sides or model.input_shape[1:3]
-    return samples.to_pixels(model, images, (height, width, model.input_shape[-1]))
+def _choose_images(
+    model: keras.Model, options: Options, mode: Mode, calibration: Any, images: Any
+) -> tuple[np.ndarray, np.ndarray | None, Any]:
+    """Prepare the images on which outliers are measured, ranges are calibrated, and file and model are compared.
 
-
-def _measured_images(model: VisionTransformer, calibration: Any) -> np.ndarray:
-    """Prepare the images on which outliers are measured."""
+    The second are as the file takes them, None if the mode does not use any. The third are None for built-in images.
+    """
+    is_float = options.input_dtype == "float32"
     if calibration is None:
-        return samples.images(image_config(model), max(DEFAULT_SAMPLES) + 1)[DEFAULT_SAMPLES]
-    return samples.prepared_images(model, calibration, "calibration")
-
-
-def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
-    """Choose the images on which file and model are compared; None for the built-in ones."""
-    if images is None and mode.needs_calibration:
-        images = calibration  # the file's ranges would cut off values of the built-in images
-    if images is not None and options.input_dtype == "float32":
+        measured = samples.images(image_config(model), max(DEFAULT_SAMPLES) + 1)[DEFAULT_SAMPLES]
+    else:
+        measured = samples.prepared_images(model, calibration, "calibration")
+    calibrating = None
+    if calibration is not None and (mode.needs_calibration or mode.gptq):
+        height, width = options.source_sides or model.input_shape[1:3]
+        shape = (height, width, model.input_shape[-1])
+        calibrating = measured if is_float else samples.to_pixels(model, calibration, shape)
+    if images is not None and is_float:
         images = samples.prepared_images(model, images, "verify")
-    return images
+    elif images is None and mode.needs_calibration:  # its ranges would cut off values of the built-in images
+        images = measured if is_float else calibration
+    return measured, calibrating, images
 
 
 def _write_file(
@@ -248,12 +237,22 @@ def _write_file(
     notes: tuple[str, ...] = ()
     if calibration is not None and not mode.uses_quantizer:
         build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(unquantized)
-        tokens = Tokens.from_model(model)
-        rounded = round_dense(unquantized, mode, calibration, tokens, progress=progress)
+        rounded = round_dense(unquantized, mode, calibration, Tokens.from_model(model), progress=progress)
         options, notes = dataclasses.replace(options, rounded=rounded), rounding_lines(rounded)
         unquantized.unlink()
     builder = build_file(model, options)
-    builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
+    config = image_config(model)
+    outputs = [options.output_name(tasks.of_model(model).outputs), *["attention"] * options.attention]
+    content = metadata.pack_metadata(
+        dtype=options.input_dtype,
+        preprocessing=config.preprocessing,
+        num_channels=config.num_channels,
+        outputs=outputs,
+        has_labels=bool(options.class_names),
+        name=model.name,
+        description=f"Vision Transformer, {mode.name}",
+    )
+    builder.metadata(metadata.BUFFER_NAME, content)
     if mode.uses_quantizer:
         builder.make_names_unique()
         builder.write(unquantized)
@@ -268,7 +267,7 @@ def _write_file(
     return notes
 
 
-def _passing_mode(
+def _find_passing_mode(
     model: VisionTransformer, work: Path, options: Options, refused: Mode, measured: np.ndarray, images: Any
 ) -> tuple[str, ...]:
     """Find the smallest of the safer modes that passes the verification, and describe it in one line."""
@@ -282,23 +281,6 @@ def _passing_mode(
             size, figures = verify(model, work, images, mode=mode, **options.least).lines()[:2]
             return (f"tried: quantize={mode.name!r} passes ({size.rpartition(': ')[2]}), {figures}",)
     return ()
-
-
-def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
-    """Build the metadata that apps read from the file."""
-    config = image_config(model)
-    outputs = [options.output_name(tasks.of_model(model).outputs)]
-    if options.attention:
-        outputs.append("attention")
-    return metadata.pack_metadata(
-        dtype=options.input_dtype,
-        preprocessing=config.preprocessing,
-        num_channels=config.num_channels,
-        outputs=outputs,
-        has_labels=bool(options.class_names),
-        name=model.name,
-        description=f"Vision Transformer, {mode.name}",
-    )
 
 
 def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float | None:

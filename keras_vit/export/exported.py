@@ -10,7 +10,6 @@ import math
 import mmap
 import os
 import struct
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path, check_counts
-from keras_vit._util.progress import timed
 from keras_vit._util.text import install_command
 from keras_vit.export.litert.builder import IDENTIFIER, schema
 from keras_vit.export.litert.head import num_folded_weights
@@ -34,67 +32,14 @@ MAX_RANK = 4  # dimensions that GPUs and NPUs accept
 WEIGHT_SLACK = 0.2  # a file may be larger by this share of its weights, for scales and lookup tables,
 GRAPH_BYTES = 256 * 1024  # and by this much for its graph
 
-Arrays = dict[str, np.ndarray]  # by name
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+BATCH = 8  # images in a call where a file takes any number
+OUTPUTS = (*MAIN_OUTPUTS, "attention")
+IMAGE_SIGNATURES = ("float_images", "serving_default")  # of a SavedModel, that may take images
+FILE_SIGNATURES = ("serving_default",)  # that may take image files
 
-
-class LiteRTFile:
-    """A .tflite file that LiteRT runs; raises a ValueError if it cannot be loaded."""
-
-    def __init__(self, path: Path, threads: int) -> None:
-        from ai_edge_litert.interpreter import Interpreter
-
-        read_structure(path)
-        self._path = path
-        try:
-            interpreter = Interpreter(model_path=str(path), num_threads=threads)
-        except ValueError as error:
-            raise ValueError(f"{path} is not a LiteRT file that can be run: {str(error)[:MAX_REASON]}") from None
-        with self._errors():
-            interpreter.allocate_tensors()
-            signatures = list(interpreter.get_signature_list())
-            if not signatures:
-                raise ValueError(f"{path} has no signature, which names the inputs and outputs")
-            self._run = interpreter.get_signature_runner(signatures[0])
-            arguments, self._results = self._run.get_input_details(), self._run.get_output_details()
-        if len(arguments) != 1:
-            raise ValueError(f"{path} has inputs {list(arguments)!r:.200}; expected one, the image")
-        [(self._name, self._image)] = arguments.items()
-        batch, *shape = (int(side) if side > 0 else None for side in self._image["shape_signature"])
-        self.batch: int | None = batch
-        self.shape: tuple[int | None, ...] = tuple(shape)
-        self.dtype: str = "float32" if self._image["quantization"][0] else np.dtype(self._image["dtype"]).name
-
-    def call(self, images: np.ndarray) -> tuple[Arrays, float]:
-        """Run the file on images (batch, height, width, channels); also measure the seconds of the call."""
-        start = time.perf_counter()
-        with self._errors():
-            images = images.astype(self.dtype, copy=False)
-            outputs = self._run(**{self._name: _quantized(images, self._image)})
-        outputs = {key: _dequantized(values, self._results[key]) for key, values in outputs.items()}
-        return outputs, time.perf_counter() - start
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Replace LiteRT's errors about a file by a ValueError that names the file."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise ValueError(f"{self._path} cannot be run: {str(error)[:MAX_REASON]}") from None
-
-
-def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Quantize floats for a quantized tensor; other tensors take them unchanged."""
-    (scale, zero_point), dtype = tensor["quantization"], tensor["dtype"]
-    if not scale:
-        return values.astype(dtype, copy=False)
-    limits = np.iinfo(dtype)
-    return np.rint(values / scale + zero_point).clip(limits.min, limits.max).astype(dtype)
-
-
-def _dequantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Convert the integers of a quantized tensor to floats; others stay unchanged."""
-    scale, zero_point = tensor["quantization"]
-    return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values
+Outputs = dict[str, np.ndarray]  # by name
+Runner = Callable[[np.ndarray], np.ndarray]
 
 
 # ---- structure
@@ -235,31 +180,20 @@ def _archive_bytes(path: Path) -> int:
         return 0
 
 
-Outputs = dict[str, np.ndarray]  # by name
-Runner = Callable[[np.ndarray], np.ndarray]
-
-FLOATS = ("float16", "float32", "float64", "bfloat16")
-BATCH = 8  # images in a call where a file takes any number
-OUTPUTS = (*MAIN_OUTPUTS, "attention")
-IMAGE_SIGNATURES = ("float_images", "serving_default")  # of a SavedModel, that may take images
-FILE_SIGNATURES = ("serving_default",)  # that may take image files
+# ---- running
 
 
 @dataclass(frozen=True)
 class ExportedModel:
     """A loaded exported file."""
 
-    timed_call: Callable[[np.ndarray], tuple[Outputs, float]]  # of images (batch, height, width, channels); and seconds
+    call: Callable[[np.ndarray], Outputs]  # of images (batch, height, width, channels)
     shape: tuple[int | None, ...]  # (height, width, channels) of an image; None for any number
     batch: int | None  # images in a call; None for any number
     dtype: str  # "float32" for prepared images, even if the file quantizes them; "uint8" for pixels
     threads: int | None  # None if the runtime chooses
     call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
     is_bfloat16: bool = False  # whether weights are bfloat16
-
-    def call(self, images: np.ndarray) -> Outputs:
-        """Run the file on images (batch, height, width, channels)."""
-        return self.timed_call(images)[0]
 
     def check_images(self, images: np.ndarray) -> None:
         """Raise a ValueError for images of another type or shape than the file takes, or for none."""
@@ -359,7 +293,7 @@ def _load_saved_model(path: Path) -> ExportedModel:
     batch, *shape = spec.shape
     variables = [variable for signature in loaded.signatures.values() for variable in signature.variables]
     return ExportedModel(
-        functools.partial(timed, call),
+        call,
         tuple(shape),
         batch,
         spec.dtype.name,
@@ -397,5 +331,51 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
     check_counts(threads=threads)
     if importlib.util.find_spec("ai_edge_litert") is None:
         raise ImportError(f"Writing and running .tflite files needs `{install_command('litert')}`")
-    file = LiteRTFile(path, threads)
-    return ExportedModel(file.call, file.shape, file.batch, file.dtype, threads)
+    from ai_edge_litert.interpreter import Interpreter
+
+    read_structure(path)
+    try:
+        interpreter = Interpreter(model_path=str(path), num_threads=threads)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a LiteRT file that can be run: {str(error)[:MAX_REASON]}") from None
+    with _name_file_in_errors(path):
+        interpreter.allocate_tensors()
+        signatures = list(interpreter.get_signature_list())
+        if not signatures:
+            raise ValueError(f"{path} has no signature, which names the inputs and outputs")
+        run = interpreter.get_signature_runner(signatures[0])
+        arguments, results = run.get_input_details(), run.get_output_details()
+    if len(arguments) != 1:
+        raise ValueError(f"{path} has inputs {list(arguments)!r:.200}; expected one, the image")
+    [(name, image)] = arguments.items()
+    batch, *shape = (int(side) if side > 0 else None for side in image["shape_signature"])
+    dtype = "float32" if image["quantization"][0] else np.dtype(image["dtype"]).name
+
+    def call(images: np.ndarray) -> Outputs:
+        with _name_file_in_errors(path):
+            outputs = run(**{name: _quantize_input(images.astype(dtype, copy=False), image)})
+        return {key: _dequantize_output(values, results[key]) for key, values in outputs.items()}
+
+    return ExportedModel(call, tuple(shape), batch, dtype, threads)
+
+
+@contextlib.contextmanager
+def _name_file_in_errors(path: Path) -> Iterator[None]:
+    """Replace LiteRT's errors about a file by a ValueError that names the file."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ValueError(f"{path} cannot be run: {str(error)[:MAX_REASON]}") from None
+
+
+def _quantize_input(values: np.ndarray, tensor: Any) -> np.ndarray:
+    (scale, zero_point), dtype = tensor["quantization"], tensor["dtype"]
+    if not scale:
+        return values.astype(dtype, copy=False)
+    limits = np.iinfo(dtype)
+    return np.rint(values / scale + zero_point).clip(limits.min, limits.max).astype(dtype)
+
+
+def _dequantize_output(values: np.ndarray, tensor: Any) -> np.ndarray:
+    scale, zero_point = tensor["quantization"]
+    return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path, given
-from keras_vit._util.progress import track
+from keras_vit._util.progress import timed, track
 from keras_vit.errors import VerificationError as VerificationError
 from keras_vit.export import samples
 from keras_vit.export.accelerators import check_accelerator, run_on_gpu
@@ -182,7 +182,7 @@ def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outpu
     results = []
     times = []
     for batch, count in track(batches, "Verifying", show=progress):
-        outputs, seconds = file.timed_call(batch)
+        outputs, seconds = timed(file.call, batch)
         times.append(seconds / len(batch))
         results.append({name: values[:count] for name, values in outputs.items()})
     joined = {name: np.concatenate([result[name] for result in results]) for name in results[0]}

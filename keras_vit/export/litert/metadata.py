@@ -42,7 +42,7 @@ def pack_metadata(
         warnings.warn(
             "keras_vit: MediaPipe refuses files of prepared images whose mean or std differ by channel; other runtimes "
             'take them. For MediaPipe, export with input_dtype="uint8": then the file prepares the pixels.',
-            stacklevel=6,  # of export.tflite
+            stacklevel=5,  # of export.tflite
         )
     if dtype == "uint8":
         mean = [0.0]
