@@ -13,7 +13,7 @@ from keras_vit import position
 from keras_vit._util.checks import one_of
 from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks, last_blocks
 from keras_vit.dense.heads import MapHead
-from keras_vit.dense.task import Depth, Segmentation
+from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model import preprocess
 from keras_vit.model.classify import single_images
 from keras_vit.model.config import ViTConfig

@@ -1,8 +1,8 @@
-"""Find the outliers of a model: channels of tokens that are so large that integers lose the others beside them.
+"""Find the outliers of a model: channels of tokens so large that integers lose the precision of the others.
 
-Trained Vision Transformers have some: a few channels far from zero in every token, which the gains of the norms then
-suppress, gains that are many times the others', and single tokens with huge channels. Everything here is undone in the
-weights of the next layers, so that the file computes the same function.
+Trained Vision Transformers have channels that are far from zero in every token, which the gains of the norms then
+suppress, gains many times larger than others, and single tokens with huge channels. The weights of the next layers undo
+all factors, so that the file computes the same function.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def find_outliers(model: keras.Model, images: np.ndarray, smoothing: Smoothing |
     scales = np.ones(len(stream))
     if is_centered and smoothing is not None and smoothing.stream is not None:
         scales = _stream_scales(stream, smoothing.stream)
-    half = 0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST, 1)))) if is_centered else 1
-    found = Outliers(None if (scales * half == 1).all() else scales * half, {}, {})
+    power = 0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST, 1)))) if is_centered else 1
+    outliers = Outliers(None if (scales * power == 1).all() else scales * power, {}, {})
     if smoothing is not None:
         write_model(file)
         for name, largest_weights in file.largest_weights.items():
@@ -75,11 +75,11 @@ def find_outliers(model: keras.Model, images: np.ndarray, smoothing: Smoothing |
                 factors_in = 1.0 if name.endswith(MLP_NORM) else scales
                 gains = np.abs(float64(file.norms[name].gamma))
                 weights = _above_zero(largest_weights * gains / factors_in)
-                _balance(found, name, ranges[name] * factors_in, weights, smoothing)
-    return found
+                _balance(outliers, name, ranges[name] * factors_in, weights, smoothing)
+    return outliers
 
 
-def _balance(found: Outliers, name: str, extremes: Array, weights: Array, smoothing: Smoothing) -> None:
+def _balance(outliers: Outliers, name: str, extremes: Array, weights: Array, smoothing: Smoothing) -> None:
     """Add the factors and the shift of a norm, where it needs them.
 
     `extremes` are the least and the largest value of each channel of its result, `weights` the largest |kernel|.
@@ -89,15 +89,15 @@ def _balance(found: Outliers, name: str, extremes: Array, weights: Array, smooth
     impact = _above_zero(np.maximum(-least, most))
     is_constant = (np.abs(middle) > reach) & (np.abs(middle) > smoothing.threshold * np.median(impact))
     if is_constant.any():
-        found.shifts[name] = np.where(is_constant, middle, 0)
+        outliers.shifts[name] = np.where(is_constant, middle, 0)
         impact = _above_zero(np.where(is_constant, reach, impact))
     if max(side.max() / np.median(side) for side in (impact, weights)) > smoothing.threshold:
         factors = weights ** (1 - smoothing.alpha) / impact**smoothing.alpha
-        found.smoothing[name] = factors if smoothing.stream is None else round_to_int8_steps(factors)
+        outliers.smoothing[name] = factors if smoothing.stream is None else round_to_int8_steps(factors)
 
 
 class _BuilderWithoutWeights(Builder):
-    """A builder of a file that is not written: only what the writers learn about the model is of interest."""
+    """Builder of a file that is not written: the writers run only to collect norms and largest weights."""
 
     def constant(self, array: np.ndarray, name: str) -> Tensor:
         """Add a constant without its values."""
@@ -107,7 +107,7 @@ class _BuilderWithoutWeights(Builder):
 def round_to_int8_steps(values: Array) -> Array:
     """Round values above 0 to integer multiples of the largest / 127, at least one: exact as 8-bit constants.
 
-    The kernels that follow are divided by these very values.
+    The kernels that follow are divided by the rounded values.
     """
     step = values.max() / LEVELS
     return np.maximum(np.rint(values / step), 1) * step

@@ -25,6 +25,8 @@ from keras_vit.export.litert.operators import Integers, RoundedDense, Storage
 from keras_vit.export.modes import FLOAT, Mode, Rule, image_config
 from keras_vit.model.vision_transformer import VisionTransformer
 
+# ---- GPTQ (arXiv 2210.17323)
+
 DAMPING = 0.01  # share of the mean diagonal; section 3.3
 COLUMNS = 64  # columns of a block, whose errors later blocks take at once; section 3.3, which uses 128
 SWEEPS = 2  # over all columns, after which few integers change
@@ -102,6 +104,8 @@ def _damped(hessian: np.ndarray, damping: float) -> np.ndarray:
     diagonal = np.diag(hessian)
     return hessian + np.diag(np.where(diagonal > 0, 0.0, 1.0) + damping * max(diagonal.mean(), 1e-30))
 
+
+# ---- dense layers of a file
 
 NUM_SHOWN = 5  # layers
 # Least weight of all tokens that the head reads, together, as a share of the number of all tokens. An error in one of
@@ -191,6 +195,8 @@ def rounding_lines(rounded: Mapping[str, RoundedDense]) -> tuple[str, ...]:
     shown = [f"{name} {-10 * np.log10(rounded[name].noise):.0f} dB" for name in worst if rounded[name].noise > 0]
     return (f"least SQNR of outputs by rounded kernels: {', '.join(shown)}",) if shown else ()
 
+
+# ---- fixed ranges, by ai-edge-quantizer
 
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]

@@ -1,4 +1,4 @@
-"""Write encoder blocks and their attention."""
+"""Write the encoder: patches, prefix tokens and positions, blocks, and their attention."""
 
 import dataclasses
 from typing import Any
@@ -17,162 +17,6 @@ from keras_vit.model.layers.attention import MASKED, MergeHeads, SplitHeads
 from keras_vit.model.layers.position_variants import RelativePosition, Rotary
 from keras_vit.model.layers.tokens import TokenEmbedding
 from keras_vit.model.vision_transformer import VisionTransformer
-
-honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
-STREAM_READERS[RelativePosition] = True  # of the tokens it reads the shape alone
-honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
-honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved")
-honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
-honours(MergeHeads, "width")
-
-
-def attention(
-    file: FileWriter, layer: Any, x: PendingTensor, name: str, *, queries: int, relative: Any = None
-) -> PendingTensor:
-    """Write attention of the first `queries` tokens without its output projection, (batch, queries, hidden_size).
-
-    `relative` is a RelativePosition. The attention weights, (batch, heads, queries, tokens) or (batch, heads * queries,
-    tokens), become `file.attention`.
-
-    Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query,
-    unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
-    projection, whose bias has it.
-    """
-    ops = file.ops
-    heads = layer.num_heads
-    without_constant, removed_offset = _remove_constant(x, folding.dense_weights(layer.value))
-    keys = file.fold(folding.key_weights(layer), without_constant if layer.rotary is None else x)
-    values = file.fold(folding.dense_weights(layer.value), without_constant)
-    query_weights = file.fold(folding.query_weights(layer), x)
-    query = ops.dense(first_tokens(ops, x.tensor, queries, name), *query_weights, f"{name}/query")
-    if relative is None and layer.rotary is None and heads * queries < static_dim(x.tensor.shape[1]):
-        mixed, file.attention = _few_query_attention(ops, query, x.tensor, keys, values, heads, name)
-        return PendingTensor(mixed, removed_offset)
-    query = split_heads(ops, query, heads, f"{name}/query")
-    key = split_heads(ops, ops.dense(x.tensor, *keys, f"{name}/key"), heads, f"{name}/key")
-    value = split_heads(ops, ops.dense(x.tensor, *values, f"{name}/value"), heads, f"{name}/value")
-    if layer.rotary is not None:
-        query = _apply_rotary(file, query, layer.rotary, f"{name}/query")
-        key = _apply_rotary(file, key, layer.rotary, f"{name}/key")
-    scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
-    if relative is not None:
-        scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
-    if layer.causal:
-        mask = np.triu(np.full([static_dim(x.tensor.shape[1])] * 2, MASKED), 1)[None, None]
-        scores = ops.add(scores, file.shared_constant(mask, "causal_mask"), f"{name}/masked")
-    file.attention = ops.softmax(scores, f"{name}/weights")
-    return PendingTensor(merge_heads(ops, ops.matmul(file.attention, value, f"{name}/mixed"), name), removed_offset)
-
-
-def class_attention(file: FileWriter) -> Tensor:
-    """Write the class token's attention to the patches in the last block, (batch, heads, patches)."""
-    ops = file.ops
-    layers = file.model.layers
-    block = [layer for layer in layers if isinstance(layer, vit.EncoderBlock)][-1]
-    start = sum(len(folding.prefix_tokens(layer)) for layer in layers if isinstance(layer, vit.PrefixTokens))
-    file.read(block.output)
-    heads = block.attention.num_heads
-    weights = file.attention
-    assert weights is not None  # `Options.check` refuses models without attention
-    batch, tokens = weights.shape[0], static_dim(weights.shape[-1])
-    if len(weights.shape) == 3:
-        weights = ops.reshape(weights, (batch, heads, static_dim(weights.shape[1]) // heads, tokens), "attention/heads")
-    if weights.shape[2] != 1:
-        weights = ops.slice(weights, 2, 0, 1, "attention/class_token")
-    weights = ops.slice(weights, 3, start, tokens, "attention/patches")
-    return ops.reshape(weights, (batch, heads, tokens - start), "attention")
-
-
-def _remove_constant(x: PendingTensor, values: DenseWeights) -> tuple[PendingTensor, Affine | None]:
-    """Remove the constant of x's affine; also the affine that adds it to the mixed values instead."""
-    if x.affine is None:
-        return x, None
-    without_constant = x.affine._replace(constant=np.zeros_like(x.affine.constant))
-    removed_offset = values.kernel @ x.affine.constant
-    restored = Affine(np.ones_like(removed_offset), np.zeros_like(removed_offset), removed_offset)
-    return dataclasses.replace(x, affine=without_constant), restored
-
-
-def _few_query_attention(
-    ops: Operators, query: Tensor, x: Tensor, keys: DenseWeights, values: DenseWeights, heads: int, name: str
-) -> tuple[Tensor, Tensor]:
-    """Compute attention of few queries without the keys and values of every token, which would cost more.
-
-    With the kernels K and V of a head, q (x K)' = (q K') x' and w (x V) = (w x) V: K is applied to the queries, and
-    V to the weighted sums of tokens. All heads are one product: each has its own rows, in which the channels of other
-    heads are zero before K and after V. Softmax ignores the bias of the keys, which is equal in all scores of a query.
-    """
-    batch, queries, width = query.shape
-    by_head = (batch, heads, queries, width)
-    rows = (batch, heads * static_dim(queries), width)
-    own_channels = np.eye(heads).repeat(static_dim(width) // heads, axis=1)[None, :, None]
-    mask = ops.constant(own_channels, f"{name}/own")
-    query = ops.reshape(query, (batch, 1, queries, width), f"{name}/query/apart")
-    query = ops.reshape(ops.multiply(query, mask, f"{name}/query/own"), rows, f"{name}/query/rows")
-    query = ops.dense(query, keys.kernel.T, None, f"{name}/key")
-    weights = ops.softmax(ops.matmul(query, x, f"{name}/scores", transpose_b=True), f"{name}/weights")
-    mixed = ops.dense(ops.matmul(weights, x, f"{name}/mixed"), *values, f"{name}/value", few_rows=True)
-    mixed = ops.multiply(ops.reshape(mixed, by_head, f"{name}/value/apart"), mask, f"{name}/value/own")
-    return ops.sum(mixed, [1], f"{name}/joined", keepdims=False), weights
-
-
-def _apply_rotary(file: FileWriter, x: Tensor, rotary: Any, name: str) -> Tensor:
-    """Rotate queries or keys, (batch, heads, tokens, size), by their rotary positions.
-
-    x * cosines + quarter_turn(x) * sines; the signs of the quarter turn are those of the sines.
-    """
-    ops = file.ops
-    tokens, size = static_dim(x.shape[2]), static_dim(x.shape[3])
-    half = size // 2
-    cosines, sines = folding.rotary_tables(rotary, tokens, size)
-    if not sines.any():  # tokens in front of the patches
-        return x
-    halves = [ops.slice(x, 3, start, start + half, f"{name}/half_{start}") for start in (half, 0)]
-    quarter = ops.concatenate(halves, 3, f"{name}/quarter")
-    cosine_table = file.shared_constant(cosines[None, None], f"rotary_{tokens}/cosines")
-    sine_table = file.shared_constant(sines[None, None], f"rotary_{tokens}/sines")
-    along = ops.multiply(x, cosine_table, f"{name}/along")
-    across = ops.multiply(quarter, sine_table, f"{name}/across")
-    return ops.add(along, across, f"{name}/turned")
-
-
-def _relative_scores(file: FileWriter, query: Tensor, layer: Any, name: str) -> Tensor:
-    """Compute the scores of relative positions, (batch, heads, queries, tokens).
-
-    Every query is multiplied by the embeddings of all offsets. Reshaping the flat result to rows one column shorter
-    moves each offset to the column of its key, as `relative_scores` of the layer does.
-    """
-    ops, (batch, heads, query_dim, _) = file.ops, query.shape
-    queries = static_dim(query_dim)
-    table = folding.relative_table(layer, queries)[None]
-    table_tensor = file.shared_constant(table, f"{layer.name}/table_{queries}")
-    width = table.shape[2] - 1  # tokens + queries - 1
-    x = ops.matmul(query, table_tensor, f"{name}/offsets", transpose_b=True)
-    x = ops.reshape(x, (batch, heads, queries * (width + 1)), f"{name}/flat")
-    x = ops.slice(x, 2, queries - 1, queries - 1 + queries * width, f"{name}/skewed")
-    x = ops.reshape(x, (batch, heads, queries, width), f"{name}/rows")
-    return ops.slice(x, 3, 0, width - queries + 1, f"{name}/relative")
-
-
-def first_tokens(ops: Operators, x: Tensor, count: int, name: str) -> Tensor:
-    """Take the first tokens of x, (batch, tokens, width)."""
-    return x if x.shape[1] == count else ops.slice(x, 1, 0, count, f"{name}/first")
-
-
-def split_heads(ops: Operators, x: Tensor, heads: int, name: str) -> Tensor:
-    """Turn (batch, tokens, heads * size) into (batch, heads, tokens, size)."""
-    batch, tokens, width = x.shape
-    x = ops.reshape(x, (batch, tokens, heads, static_dim(width) // heads), f"{name}/heads")
-    return ops.transpose(x, (0, 2, 1, 3), f"{name}/heads_first")
-
-
-def merge_heads(ops: Operators, x: Tensor, name: str) -> Tensor:
-    """Turn (batch, heads, tokens, size) into (batch, tokens, heads * size)."""
-    batch, heads, tokens, size = x.shape
-    if tokens != 1:
-        x = ops.transpose(x, (0, 2, 1, 3), f"{name}/heads_last")
-    return ops.reshape(x, (batch, tokens, static_dim(heads) * static_dim(size)), f"{name}/joined")
-
 
 honours(vit.PatchEmbedding, "hidden_size", "patch_size", "use_bias")
 
@@ -341,3 +185,161 @@ def _center_and_scale(file: FileWriter, x: Tensor, name: str) -> Tensor:
     if (scales == 1).all():
         return x
     return file.ops.multiply(x, file.shared_constant(scales, "stream/scales"), f"{name}/scaled")
+
+
+# ---- attention
+
+honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
+STREAM_READERS[RelativePosition] = True  # of the tokens it reads the shape alone
+honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
+honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved")
+honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
+honours(MergeHeads, "width")
+
+
+def attention(
+    file: FileWriter, layer: Any, x: PendingTensor, name: str, *, queries: int, relative: Any = None
+) -> PendingTensor:
+    """Write attention of the first `queries` tokens without its output projection, (batch, queries, hidden_size).
+
+    `relative` is a RelativePosition. The attention weights, (batch, heads, queries, tokens) or (batch, heads * queries,
+    tokens), become `file.attention`.
+
+    Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query,
+    unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
+    projection, whose bias has it.
+    """
+    ops = file.ops
+    heads = layer.num_heads
+    without_constant, removed_offset = _remove_constant(x, folding.dense_weights(layer.value))
+    keys = file.fold(folding.key_weights(layer), without_constant if layer.rotary is None else x)
+    values = file.fold(folding.dense_weights(layer.value), without_constant)
+    query_weights = file.fold(folding.query_weights(layer), x)
+    query = ops.dense(first_tokens(ops, x.tensor, queries, name), *query_weights, f"{name}/query")
+    if relative is None and layer.rotary is None and heads * queries < static_dim(x.tensor.shape[1]):
+        mixed, file.attention = _few_query_attention(ops, query, x.tensor, keys, values, heads, name)
+        return PendingTensor(mixed, removed_offset)
+    query = split_heads(ops, query, heads, f"{name}/query")
+    key = split_heads(ops, ops.dense(x.tensor, *keys, f"{name}/key"), heads, f"{name}/key")
+    value = split_heads(ops, ops.dense(x.tensor, *values, f"{name}/value"), heads, f"{name}/value")
+    if layer.rotary is not None:
+        query = _apply_rotary(file, query, layer.rotary, f"{name}/query")
+        key = _apply_rotary(file, key, layer.rotary, f"{name}/key")
+    scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
+    if relative is not None:
+        scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
+    if layer.causal:
+        mask = np.triu(np.full([static_dim(x.tensor.shape[1])] * 2, MASKED), 1)[None, None]
+        scores = ops.add(scores, file.shared_constant(mask, "causal_mask"), f"{name}/masked")
+    file.attention = ops.softmax(scores, f"{name}/weights")
+    return PendingTensor(merge_heads(ops, ops.matmul(file.attention, value, f"{name}/mixed"), name), removed_offset)
+
+
+def class_attention(file: FileWriter) -> Tensor:
+    """Write the class token's attention to the patches in the last block, (batch, heads, patches)."""
+    ops = file.ops
+    layers = file.model.layers
+    block = [layer for layer in layers if isinstance(layer, vit.EncoderBlock)][-1]
+    start = sum(len(folding.prefix_tokens(layer)) for layer in layers if isinstance(layer, vit.PrefixTokens))
+    file.read(block.output)
+    heads = block.attention.num_heads
+    weights = file.attention
+    assert weights is not None  # `Options.check` refuses models without attention
+    batch, tokens = weights.shape[0], static_dim(weights.shape[-1])
+    if len(weights.shape) == 3:
+        weights = ops.reshape(weights, (batch, heads, static_dim(weights.shape[1]) // heads, tokens), "attention/heads")
+    if weights.shape[2] != 1:
+        weights = ops.slice(weights, 2, 0, 1, "attention/class_token")
+    weights = ops.slice(weights, 3, start, tokens, "attention/patches")
+    return ops.reshape(weights, (batch, heads, tokens - start), "attention")
+
+
+def _remove_constant(x: PendingTensor, values: DenseWeights) -> tuple[PendingTensor, Affine | None]:
+    """Remove the constant of x's affine; also the affine that adds it to the mixed values instead."""
+    if x.affine is None:
+        return x, None
+    without_constant = x.affine._replace(constant=np.zeros_like(x.affine.constant))
+    removed_offset = values.kernel @ x.affine.constant
+    restored = Affine(np.ones_like(removed_offset), np.zeros_like(removed_offset), removed_offset)
+    return dataclasses.replace(x, affine=without_constant), restored
+
+
+def _few_query_attention(
+    ops: Operators, query: Tensor, x: Tensor, keys: DenseWeights, values: DenseWeights, heads: int, name: str
+) -> tuple[Tensor, Tensor]:
+    """Compute attention of few queries without the keys and values of every token, which would cost more.
+
+    With the kernels K and V of a head, q (x K)' = (q K') x' and w (x V) = (w x) V: K is applied to the queries, and
+    V to the weighted sums of tokens. All heads are one product: each has its own rows, in which the channels of other
+    heads are zero before K and after V. Softmax ignores the bias of the keys, which is equal in all scores of a query.
+    """
+    batch, queries, width = query.shape
+    by_head = (batch, heads, queries, width)
+    rows = (batch, heads * static_dim(queries), width)
+    own_channels = np.eye(heads).repeat(static_dim(width) // heads, axis=1)[None, :, None]
+    mask = ops.constant(own_channels, f"{name}/own")
+    query = ops.reshape(query, (batch, 1, queries, width), f"{name}/query/apart")
+    query = ops.reshape(ops.multiply(query, mask, f"{name}/query/own"), rows, f"{name}/query/rows")
+    query = ops.dense(query, keys.kernel.T, None, f"{name}/key")
+    weights = ops.softmax(ops.matmul(query, x, f"{name}/scores", transpose_b=True), f"{name}/weights")
+    mixed = ops.dense(ops.matmul(weights, x, f"{name}/mixed"), *values, f"{name}/value", few_rows=True)
+    mixed = ops.multiply(ops.reshape(mixed, by_head, f"{name}/value/apart"), mask, f"{name}/value/own")
+    return ops.sum(mixed, [1], f"{name}/joined", keepdims=False), weights
+
+
+def _apply_rotary(file: FileWriter, x: Tensor, rotary: Any, name: str) -> Tensor:
+    """Rotate queries or keys, (batch, heads, tokens, size), by their rotary positions.
+
+    x * cosines + quarter_turn(x) * sines; the signs of the quarter turn are those of the sines.
+    """
+    ops = file.ops
+    tokens, size = static_dim(x.shape[2]), static_dim(x.shape[3])
+    half = size // 2
+    cosines, sines = folding.rotary_tables(rotary, tokens, size)
+    if not sines.any():  # tokens in front of the patches
+        return x
+    halves = [ops.slice(x, 3, start, start + half, f"{name}/half_{start}") for start in (half, 0)]
+    quarter = ops.concatenate(halves, 3, f"{name}/quarter")
+    cosine_table = file.shared_constant(cosines[None, None], f"rotary_{tokens}/cosines")
+    sine_table = file.shared_constant(sines[None, None], f"rotary_{tokens}/sines")
+    along = ops.multiply(x, cosine_table, f"{name}/along")
+    across = ops.multiply(quarter, sine_table, f"{name}/across")
+    return ops.add(along, across, f"{name}/turned")
+
+
+def _relative_scores(file: FileWriter, query: Tensor, layer: Any, name: str) -> Tensor:
+    """Compute the scores of relative positions, (batch, heads, queries, tokens).
+
+    Every query is multiplied by the embeddings of all offsets. Reshaping the flat result to rows one column shorter
+    moves each offset to the column of its key, as `relative_scores` of the layer does.
+    """
+    ops, (batch, heads, query_dim, _) = file.ops, query.shape
+    queries = static_dim(query_dim)
+    table = folding.relative_table(layer, queries)[None]
+    table_tensor = file.shared_constant(table, f"{layer.name}/table_{queries}")
+    width = table.shape[2] - 1  # tokens + queries - 1
+    x = ops.matmul(query, table_tensor, f"{name}/offsets", transpose_b=True)
+    x = ops.reshape(x, (batch, heads, queries * (width + 1)), f"{name}/flat")
+    x = ops.slice(x, 2, queries - 1, queries - 1 + queries * width, f"{name}/skewed")
+    x = ops.reshape(x, (batch, heads, queries, width), f"{name}/rows")
+    return ops.slice(x, 3, 0, width - queries + 1, f"{name}/relative")
+
+
+def first_tokens(ops: Operators, x: Tensor, count: int, name: str) -> Tensor:
+    """Take the first tokens of x, (batch, tokens, width)."""
+    return x if x.shape[1] == count else ops.slice(x, 1, 0, count, f"{name}/first")
+
+
+def split_heads(ops: Operators, x: Tensor, heads: int, name: str) -> Tensor:
+    """Turn (batch, tokens, heads * size) into (batch, heads, tokens, size)."""
+    batch, tokens, width = x.shape
+    x = ops.reshape(x, (batch, tokens, heads, static_dim(width) // heads), f"{name}/heads")
+    return ops.transpose(x, (0, 2, 1, 3), f"{name}/heads_first")
+
+
+def merge_heads(ops: Operators, x: Tensor, name: str) -> Tensor:
+    """Turn (batch, heads, tokens, size) into (batch, tokens, heads * size)."""
+    batch, heads, tokens, size = x.shape
+    if tokens != 1:
+        x = ops.transpose(x, (0, 2, 1, 3), f"{name}/heads_last")
+    return ops.reshape(x, (batch, tokens, static_dim(heads) * static_dim(size)), f"{name}/joined")

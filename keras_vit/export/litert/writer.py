@@ -87,7 +87,7 @@ def honours(kind: type, *fields: str, **accepted: tuple[Any, ...]) -> None:
 
 
 def unknown_fields(owner: Any) -> dict[str, Any]:
-    """Find the fields of a layer or a config, by name, whose values no writer takes into account."""
+    """Find the fields of a layer or a config that no writer takes into account, with their values."""
     kind, honoured = type(owner), HONOURED[type(owner)]
     if dataclasses.is_dataclass(owner):
         fields = {row.name: getattr(owner, row.name) for row in dataclasses.fields(owner)}
