@@ -1,6 +1,4 @@
-"""Load models of maps: published heads of DINOv2 and Depth Anything, and models that this package saved."""
-
-from __future__ import annotations
+"""Load dense models: published heads of DINOv2 and Depth Anything, and models that this package saved."""
 
 import dataclasses
 import fnmatch
@@ -8,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_vit._util import files
 from keras_vit._util.checks import as_path, given
@@ -175,10 +173,6 @@ def _check_value(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...])
         )
 
 
-if TYPE_CHECKING:
-    from keras_vit.dense.model import DenseModel
-
-
 def read_backbone_config(path: Path) -> ViTConfig | None:
     """Read the backbone's config of a stored model of maps, from headers; None for other files."""
     file = find_weights(path)
@@ -193,9 +187,6 @@ def read_backbone_config(path: Path) -> ViTConfig | None:
 
 def load_stored(path: Path, changes: Mapping[str, Any]) -> DenseModel:
     """Load a stored model of maps; of the changes that a command may ask for, only `image_size` is possible."""
-    from keras_vit.converters.loading import load_keras_weights
-    from keras_vit.dense.model import DenseModel
-
     if others := changes.keys() - {"image_size"}:
         raise ValueError(f"A model of maps can change its image_size only. Received: {', '.join(sorted(others))}")
     file = find_weights(path)
@@ -204,7 +195,7 @@ def load_stored(path: Path, changes: Mapping[str, Any]) -> DenseModel:
         backbone = plain_arguments(values["config"]["backbone"], "DenseModel")
         check_size(weights, ViTConfig(**backbone["config"]))
         model = DenseModel.from_config({**values["config"], "backbone": backbone})
-        load_keras_weights(model, weights, allow_nonfinite=True)
+        loading.load_keras_weights(model, weights, allow_nonfinite=True)
     return model.resized(changes["image_size"]) if changes else model
 
 

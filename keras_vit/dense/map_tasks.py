@@ -226,7 +226,6 @@ class Segmentation(Task):
 
     @property
     def _pixel_task(self) -> Classification:
-        """The classification of a single pixel."""
         return Classification(num_classes=self.num_classes, labels=self.labels)
 
 

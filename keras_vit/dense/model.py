@@ -331,7 +331,6 @@ def depth(backbone: VisionTransformer, *, head: str = "dpt", max_depth: float | 
 
 
 def _new_model(backbone: VisionTransformer, head: str, **fields: Any) -> DenseModel:
-    """Put a new head on a copy of a backbone."""
     one_of("head", head, HEADS)
     config = _plain_config(backbone)
     last = config.num_layers - 1

@@ -104,7 +104,6 @@ def saved_model(
 
 
 def _check_model(model: VisionTransformer, top: int) -> None:
-    """Raise a ValueError if no SavedModel can be written."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"A SavedModel is written on Keras' TensorFlow back end. Received: {keras.backend.backend()}")
     if not isinstance(getattr(model, "config", None), ViTConfig):

@@ -61,8 +61,11 @@ class FileGraph(NamedTuple):
         tensors = []
         for index, row in enumerate(rows):
             shape = tuple(map(int, row.ShapeAsNumpy())) if row.ShapeLength() else ()
-            is_constant = index in floats - computed
-            values = _float_values(content, model.Buffers(row.Buffer())).reshape(shape) if is_constant else None
+            values = None
+            if index in floats - computed:
+                buffer = model.Buffers(row.Buffer())
+                data = content[buffer.Offset() :][: buffer.Size()] if buffer.Offset() else buffer.DataAsNumpy()
+                values = np.asarray(data).view(np.float32).reshape(shape)
             tensors.append(TensorInfo(row.Name().decode(), shape, values))
         return cls(tuple(operators), tuple(tensors), image, frozenset(floats & computed))
 
@@ -86,11 +89,6 @@ class FileGraph(NamedTuple):
         index = operator.inputs[2]
         values = None if index < 0 else self.tensors[index].values
         return np.zeros(len(self.kernel(operator)), np.float32) if values is None else values
-
-
-def _float_values(content: np.ndarray, buffer: Any) -> np.ndarray:
-    data = content[buffer.Offset() :][: buffer.Size()] if buffer.Offset() else buffer.DataAsNumpy()
-    return np.asarray(data).view(np.float32)
 
 
 def check_images(graph: FileGraph, images: Any, purpose: str) -> np.ndarray:

@@ -6,7 +6,7 @@ Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -159,7 +159,8 @@ def load_mode(name_or_path: str | os.PathLike[str]) -> Mode:
     if path.suffix != ".toml":
         name = os.fspath(name_or_path)
         if name not in mode_names():
-            raise ValueError(f"{accepted}. Received: {name!r:.200}" + _nearest(name, mode_names()))
+            known = "".join(f"; the nearest is {mode!r}" for mode in nearest(name, mode_names()))
+            raise ValueError(f"{accepted}. Received: {name!r:.200}{known}")
         path = _folder() / f"{name}.toml"
     elif not path.is_file():
         raise FileNotFoundError(f"There is no file {path}. The modes of the package are given by name: {mode_names()}")
@@ -217,10 +218,6 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
         re.compile(names)
     except re.error as error:
         yield f"{where}.names is not a regular expression: {error}. Received: {rule['names']!r:.200}"
-
-
-def _nearest(value: str, known: Iterable[str]) -> str:
-    return "".join(f"; the nearest is {name!r}" for name in nearest(value, known))
 
 
 # ---- options of a file

@@ -100,7 +100,6 @@ def _least_error_scales(kernel: np.ndarray, squares: np.ndarray, storage: Storag
 
 
 def _damped(hessian: np.ndarray, damping: float) -> np.ndarray:
-    """Add to the diagonal of the Hessian, float64."""
     diagonal = np.diag(hessian)
     return hessian + np.diag(np.where(diagonal > 0, 0.0, 1.0) + damping * max(diagonal.mean(), 1e-30))
 
@@ -226,7 +225,11 @@ def quantize(
     The weights lie inside of the flatbuffer, aligned, unless it would exceed 2 GB: LiteRT and OpenVINO run such files.
     `calibration` is for modes with `needs_calibration`: (count, height, width, channels) of the input's dtype.
     """
-    package = _import_quantizer()
+    try:
+        import ai_edge_quantizer as package
+        from ai_edge_quantizer import algorithm_manager, qtyping, quantizer  # noqa: F401
+    except ImportError:
+        raise ImportError(f"Quantizing with calibration or to 4 bits needs `{install_command('litert')}`") from None
     content = np.memmap(source, np.uint8, "c")  # the quantizer takes a buffer that could be written
     graph = FileGraph.read(content)
     recipe = _recipe(package, graph, mode)
@@ -234,23 +237,13 @@ def quantize(
     if mode.needs_calibration:
         ranges = _measure_ranges(source, graph, check_images(graph, calibration, mode.name), progress=progress)
         _widen_int16_ranges(ranges, graph, mode)
-    quantizer = package.quantizer.Quantizer(content.data, recipe)
+    rewriter = package.quantizer.Quantizer(content.data, recipe)
     with _status("Quantizing", show=progress), ignore_memory_warning():
-        result = quantizer.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
+        result = rewriter.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
     Path(target).write_bytes(_store_inline(result.quantized_model))
 
 
-def _import_quantizer() -> Any:
-    try:
-        import ai_edge_quantizer
-        from ai_edge_quantizer import algorithm_manager, qtyping, quantizer  # noqa: F401
-    except ImportError:
-        raise ImportError(f"Quantizing with calibration or to 4 bits needs `{install_command('litert')}`") from None
-    return ai_edge_quantizer
-
-
 def _recipe(package: Any, graph: FileGraph, mode: Mode) -> list[dict[str, Any]]:
-    """Translate a mode's rules into a recipe of ai-edge-quantizer."""
     manager = package.recipe_manager.RecipeManager()
     check_names(graph, mode)
     for index, rule in enumerate(mode.rules):

@@ -141,7 +141,6 @@ def _smooth(random: np.random.Generator, height: int, width: int, channels: int)
 
 
 def _gradient(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Draw a slope in another direction for each channel."""
     down, right = random.normal(size=(2, channels))
     return np.linspace(0, 1, height)[:, None, None] * down + np.linspace(0, 1, width)[None, :, None] * right
 

@@ -190,7 +190,6 @@ def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outpu
 
 
 def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, names: list[str]) -> Outputs:
-    """Compute the model's value of each output of a file."""
     batches = np.array_split(images, math.ceil(len(images) / BATCH))
     to_array = keras.ops.convert_to_numpy
     own_output = np.concatenate([to_array(model.predict_on_batch(batch)) for batch in batches])

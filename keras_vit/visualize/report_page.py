@@ -263,7 +263,6 @@ def report(
 
 
 def _prepare(model: VisionTransformer, images: Any) -> tuple[list[str], np.ndarray]:
-    """Name the images, and prepare them for the model."""
     items = list(single_images(images))
     if not 0 < len(items) <= MAX_IMAGES:
         raise ValueError(f"A report shows 1 to {MAX_IMAGES} images. Received: {len(items)}")
@@ -349,7 +348,6 @@ def _indent(line: str) -> int:
 
 
 def _model_row(model: VisionTransformer, image: np.ndarray) -> tuple[Any, ...]:
-    """Describe the model itself in a row of the table of exported files."""
     size = sum(np.asarray(weight).nbytes for weight in model.weights)
     model.predict_on_batch(image)  # the first call compiles
     milliseconds = 1000 * statistics.median(timed(model.predict_on_batch, image)[1] for _ in range(NUM_TIMED_CALLS))

@@ -124,13 +124,11 @@ class Builder:
         self._operators.append(row)
         return result
 
-    def signature(
-        self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], key: str = "serving_default"
-    ) -> None:
+    def signature(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """Name inputs and outputs for callers. Those of the first signature become the graph's inputs and outputs."""
         s = schema()
         maps = ([s.TensorMapT(name, tensor.index) for name, tensor in side.items()] for side in (inputs, outputs))
-        self._signatures.append(s.SignatureDefT(*maps, key.encode(), 0))
+        self._signatures.append(s.SignatureDefT(*maps, b"serving_default", 0))
 
     def metadata(self, name: str, content: bytes) -> None:
         """Attach bytes that the runtime does not read, such as "TFLITE_METADATA"."""

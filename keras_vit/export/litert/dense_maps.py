@@ -106,7 +106,6 @@ def write_batch_norm(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
 
 
 def _gain_and_shift(norm: Any) -> tuple[Array, Array]:
-    """Gain and shift of a BatchNormalization in inference."""
     gain = (float64(norm.moving_variance) + norm.epsilon) ** -0.5
     gain = gain * float64(norm.gamma) if norm.scale else gain
     shift = -float64(norm.moving_mean) * gain

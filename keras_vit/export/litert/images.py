@@ -208,7 +208,6 @@ def _nearest(new: int, old: int) -> Matrix:
 
 
 def _area(new: int, old: int) -> Matrix:
-    """Share of every old pixel in a new one."""
     edges = _rescale(np.arange(new + 1.0), new, old)
     overlap = np.minimum(edges[1:, None], np.arange(old) + 1) - np.maximum(edges[:-1, None], np.arange(old))
     return np.maximum(overlap, 0) * new / old

@@ -94,7 +94,6 @@ def norm_and_relu(ops: Operators, norm: Any, x: Tensor, name: str) -> Tensor:
 
 
 def _pad_sides(ops: Operators, x: Tensor, width: int, name: str) -> Tensor:
-    """Put zeros around an image."""
     return ops.pad(x, (0, width, width, 0), name, after=(0, width, width, 0))
 
 
