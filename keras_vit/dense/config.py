@@ -1,4 +1,4 @@
-"""Description of a head that returns a map: which tokens it reads, how it turns them into a map, what the map means."""
+"""Configure heads for segmentation and depth, and list the published models."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class MapConfig(Group):
         blocks: numbers of the backbone's blocks whose tokens are read, from 0; four for "dpt", which takes the map of a
             stage of a hybrid's ResNet, such as "stage_1", as it is.
         norm: whether the backbone's final norm is applied to them.
-        readout: what becomes of the class token: "ignore", "add" (to every patch), "concat" (behind every patch), or
+        readout: use of the class token: "ignore", "add" (to every patch), "concat" (behind every patch), or
             "project" ("concat" and a dense layer with GELU).
         num_classes: number of classes; 0 for depth.
         labels: name of a list in zoo/labels, or the names of the classes.
@@ -144,7 +144,7 @@ def dpt_widths(hidden_size: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class MapCard:
-    """A published model of maps: a repository on the Hugging Face Hub.
+    """A published DenseModel: a repository on the Hugging Face Hub.
 
     Args:
         name: by which `dense.load` finds it.
@@ -168,7 +168,7 @@ class MapCard:
 
 
 def cards() -> dict[str, MapCard]:
-    """List the cards of all published models of maps, by name.
+    """List the cards of all published dense models, by name.
 
     Example:
         >>> keras_vit.dense.cards()["Depth-Anything-V2-B"].license

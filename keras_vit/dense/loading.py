@@ -25,7 +25,7 @@ from keras_vit.model.vision_transformer import VisionTransformer
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 PILLOW_BICUBIC: dict[str, Any] = {"interpolation": "bicubic", "antialias": True, "round_pixels": True}
 # Part of a file's name -> greatest depth in metres.
-_DEPTHS = {"nyu": 10.0, "kitti": 80.0, "hypersim": 20.0, "vkitti": 80.0}
+_MAX_DEPTHS = {"nyu": 10.0, "kitti": 80.0, "hypersim": 20.0, "vkitti": 80.0}
 _INTERPOLATIONS = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 Fields = dict[str, Any]
@@ -158,7 +158,7 @@ def dinov2_fields(path: Path, fields: Mapping[str, Any], inputs: int, config: Vi
 
 def _depth_from_name(path: Path) -> float | None:
     """Find the greatest depth in a file's name, or in a config.json beside it."""
-    for part, depth in _DEPTHS.items():
+    for part, depth in _MAX_DEPTHS.items():
         if part in path.name.casefold():
             return depth
     beside = path.parent / "config.json"
@@ -174,7 +174,7 @@ def _check_value(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...])
 
 
 def read_backbone_config(path: Path) -> ViTConfig | None:
-    """Read the backbone's config of a stored model of maps, from headers; None for other files."""
+    """Read the backbone's config of a stored DenseModel, from headers; None for other files."""
     file = find_weights(path)
     if not is_keras_file(file):
         return None
@@ -186,9 +186,9 @@ def read_backbone_config(path: Path) -> ViTConfig | None:
 
 
 def load_stored(path: Path, changes: Mapping[str, Any]) -> DenseModel:
-    """Load a stored model of maps; of the changes that a command may ask for, only `image_size` is possible."""
+    """Load a stored DenseModel; of the changes that a command may ask for, only `image_size` is possible."""
     if others := changes.keys() - {"image_size"}:
-        raise ValueError(f"A model of maps can change its image_size only. Received: {', '.join(sorted(others))}")
+        raise ValueError(f"A DenseModel can change its image_size only. Received: {', '.join(sorted(others))}")
     file = find_weights(path)
     values = read_keras_config(file)
     with keras_errors(file), KerasContainer(file) as weights:
@@ -206,11 +206,11 @@ _BACKBONES = {
     "pretrained.": ("meta_dinov2", None),
 }
 _HEAD_SIZE = 64  # width of an attention head in every published DINOv2
-_JSON_HEADS = 12  # Dinov2Config's default, which a nested config omits
-_HEAD = ("readout_", "reassemble_", "resize_", "neck_", "fusion_", "map_")  # starts of the head's variables
-_UNUSED = ("fusion_0_unit1",)  # files have it, but nothing is added to the coarsest map
-# Tensor that other models have -> what it belongs to.
-_REFUSED = {
+_DEFAULT_HEADS = 12  # Dinov2Config's default, which a nested config omits
+_HEAD_VARIABLES = ("readout_", "reassemble_", "resize_", "neck_", "fusion_", "map_")  # starts of the head's variables
+_UNUSED_VARIABLES = ("fusion_0_unit1",)  # files have it, but nothing is added to the coarsest map
+# Tensor of an unsupported model -> the model.
+_UNSUPPORTED = {
     "decode_head.query_embed.weight": "Mask2Former (DINOv2's and DINOv3's *_m2f heads)",
     "decode_head.transformer_decoder.*": "Mask2Former (DINOv2's and DINOv3's *_m2f heads)",
     "model.backbone.pretrained.*": "Depth Anything 3",
@@ -308,9 +308,9 @@ def _load_backbone(path: Path) -> VisionTransformer:
 
 def _find_head_table(container: Container) -> Table:
     """Find the table of the file's head; raise a CheckpointError for other models."""
-    for pattern, what in _REFUSED.items():
+    for pattern, model in _UNSUPPORTED.items():
         if fnmatch.filter(container.headers, pattern):
-            raise CheckpointError(f"{container.path} is not read: it belongs to {what}")
+            raise CheckpointError(f"{container.path} is not read: it belongs to {model}")
     folder = files.data_folder("converters") / "checkpoints" / "dense"
     tables = [load_table(str(path)) for path in sorted(folder.glob("*.toml"))]
     for table in tables:
@@ -353,13 +353,15 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
         raise CheckpointError("needs the config.json of its folder, which says which blocks the head reads")
     own = values.get(inside) if inside else values
     width = shapes.get("encoder_norm/gamma", (0,))[0]
-    heads = _JSON_HEADS if values else width // _HEAD_SIZE
+    heads = _DEFAULT_HEADS if values else width // _HEAD_SIZE
     hints = infer.Hints(
         row_fields=fields_of_rows(tensor.row for tensor in match.sources.values()),
         json_fields=_json_fields(values, own, table),
         num_heads=heads or None,
     )
-    config = infer.infer({path: shape for path, shape in shapes.items() if not path.startswith(_HEAD)}, table, hints)
+    config = infer.infer(
+        {path: shape for path, shape in shapes.items() if not path.startswith(_HEAD_VARIABLES)}, table, hints
+    )
     source.check_size(container, config)
     fields = _fields_of_tensors(shapes)
     if prefix == "pretrained.":
@@ -418,5 +420,5 @@ def _assign(checkpoint: source.Checkpoint, model: DenseModel, *, reads_backbone:
     backbone = assign.variables_by_path(model.backbone)
     head = {path: value for path, value in assign.variables_by_path(model).items() if path not in backbone}
     variables = {**backbone, **head} if reads_backbone else head
-    assign.check(checkpoint, variables, skip=_UNUSED)
+    assign.check(checkpoint, variables, skip=_UNUSED_VARIABLES)
     assign.assign(checkpoint, model, variables)

@@ -18,11 +18,11 @@ from keras_vit.model.task import Classification, Labels, Task, Tensors
 
 IGNORED = 255  # label of pixels that do not count
 # Fields of an export's report that numbers of classes do not have.
-NO_AMOUNTS = ("cosine", "mean_cosine", "difference_cosine", "sqnr", "max_error", "decided_agreement")
+LOGITS_FIELDS = ("cosine", "mean_cosine", "difference_cosine", "sqnr", "max_error", "decided_agreement")
 MIN_DEPTH = 1e-3  # metres; labels up to it, as 0, are pixels without a distance. As DINOv2's evaluations.
 SILOG_VARIANCE = 0.5  # lambda of the scale-invariant loss, as in Depth Anything V2's metric_depth/util/loss.py
 DEPTH_METRICS = ("delta1", "delta2", "delta3", "abs_rel", "sq_rel", "rmse", "rmse_log", "log10")
-RATIO = 1.25  # of the deltas
+DELTA_RATIO = 1.25  # of the deltas
 
 
 @tasks.register
@@ -205,7 +205,7 @@ class Segmentation(Task):
         common, union = counts[0], counts[1] + counts[2] - counts[0]
         fields: dict[str, Any] = {"mean_iou": float((common[union > 0] / union[union > 0]).mean())}
         if name == "classes":
-            fields |= dict.fromkeys(NO_AMOUNTS)
+            fields |= dict.fromkeys(LOGITS_FIELDS)
         return fields
 
     def decode(self, output: Any, top: int) -> list[list[tasks.Prediction]]:
@@ -322,7 +322,7 @@ class Depth(Task):
         ratio = tf.exp(tf.abs(log_error))
         squared, tiny = mean(log_error**2), 1e-12  # the gradient of a square root at 0 is infinite
         return {
-            **{f"delta{k}": mean(tf.cast(ratio < RATIO**k, counted.dtype)) for k in (1, 2, 3)},
+            **{f"delta{k}": mean(tf.cast(ratio < DELTA_RATIO**k, counted.dtype)) for k in (1, 2, 3)},
             "abs_rel": mean(tf.abs(error) / label),
             "sq_rel": mean(error**2 / label),
             "rmse": tf.sqrt(mean(error**2)),
@@ -343,7 +343,7 @@ class Depth(Task):
     def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find the pixels within a ratio of 1.25 of the model's depth; near ties do not exist."""
         want, got = (np.maximum(values, MIN_DEPTH) for values in (expected, received))
-        is_near = np.maximum(want / got, got / want).ravel() < RATIO
+        is_near = np.maximum(want / got, got / want).ravel() < DELTA_RATIO
         return is_near, is_near
 
     def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class DenseModel(keras.Model):
     Args:
         backbone: the Vision Transformer. The model gets a copy of its weights, or its layers themselves if it has no
             head, as `backbone` of another DenseModel.
-        head: what the head reads and returns.
+        head: config of the head.
         name: name of the model.
 
     Input: float32 (batch, height, width, channels), as `preprocess` returns them.
@@ -233,7 +233,7 @@ class DenseModel(keras.Model):
         """Copy the model with another config of the backbone, as `VisionTransformer.with_config` does.
 
         Args:
-            config: config of the new backbone; what its weights depend on must agree.
+            config: config of the new backbone; fields on which the shapes of weights depend must agree.
             dtype: a Keras dtype policy or its name; None means this model's.
             labels: names of the classes; None means this model's.
 
@@ -273,7 +273,7 @@ class DenseModel(keras.Model):
             store[str(number)] = keras.ops.convert_to_numpy(variable)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what `save_own_variables` saved."""
+        """Load the weights that `save_own_variables` saved."""
         for number, variable in enumerate(self._unread_variables()):
             variable.assign(store[str(number)])
 

@@ -47,7 +47,7 @@ def saved_model(
     - float_images: images, prepared float32 (B, height, width, channels) -> as serving_default, and logits (B, N).
     - uint8_images: images, pixels 0..255 of any one size -> as float_images.
 
-    All inputs and outputs are float32. A model without a head returns features everywhere. A model of maps answers with
+    All inputs and outputs are float32. A model without a head returns features everywhere. A DenseModel answers with
     classes, uint8 (B, height, width) of the image's size, or depth (B, rows, columns), and has no features. A model of
     other than 1 or 3 channels takes no image files: it has float_images, also as serving_default, and uint8_images.
 
@@ -108,7 +108,7 @@ def _check_model(model: VisionTransformer, top: int) -> None:
         raise ValueError(f"A SavedModel is written on Keras' TensorFlow back end. Received: {keras.backend.backend()}")
     if not isinstance(getattr(model, "config", None), ViTConfig):
         raise ValueError(
-            "saved_model writes VisionTransformers and models of maps; `model.export(path)` writes other Keras models. "
+            "saved_model writes VisionTransformers and DenseModels; `model.export(path)` writes other Keras models. "
             f"Received: {type(model).__name__}"
         )
     check_counts(top=top)

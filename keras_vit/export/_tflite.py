@@ -34,7 +34,7 @@ from keras_vit.model.vision_transformer import VisionTransformer
 
 Result = TypeVar("Result")
 
-# Modes that need no images, the smaller first: what is left for a model that another mode does not fit.
+# Modes that need no images, the smaller first, which are tried when the files of another mode are too inexact.
 SAFER_MODES = ("dynamic", "float16")
 
 
@@ -65,7 +65,7 @@ def tflite(
     `image` is (batch, height, width, channels); `logits`, without a head `features`, are float32 as the model's output.
 
     Args:
-        model: a VisionTransformer, a model of maps, or another functional Keras model with one image input, one output
+        model: a VisionTransformer, a DenseModel, or another functional Keras model with one image input, one output
             and layers that each have a writer. The error of another model shows the lines that convert it.
         path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int16x8", "int4"), or a path to your own .toml
@@ -81,7 +81,7 @@ def tflite(
         input_dtype: "float32" for prepared images, "uint8" for pixels from 0 to 255, which the file scales itself.
         source_size: int or (height, width) of pixels that the file resizes itself; needs `input_dtype="uint8"`.
         resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
-        output: "logits" or "probabilities"; of a model of maps "logits" or "classes", uint8 (batch, height, width), the
+        output: "logits" or "probabilities"; of a DenseModel "logits" or "classes", uint8 (batch, height, width), the
             best class of every pixel at the image's size. Depth is always "depth".
         attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
         patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, for NPUs without SPACE_TO_DEPTH)
@@ -100,7 +100,7 @@ def tflite(
 
     Raises:
         ValueError: options are wrong or do not go together (all in one message), or images do not fit.
-        VerificationError: the file does not compute what the model does.
+        VerificationError: the file's outputs are too far from the model's.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file, or there is no .toml file of the mode.
         ImportError: the packages of `pip install "keras-vit-zoo[litert]"` are missing.
 

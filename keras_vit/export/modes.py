@@ -36,8 +36,8 @@ Cosine = Annotated[float, "[-1, 1]"]
 Fraction = Annotated[float, "[0, 1]"]
 Ratio = Annotated[float, "[1, inf)"]
 
-FLOAT: Final = 32  # bits of tensors that a rule leaves as they are
-WITH_KERNELS = {"FULLY_CONNECTED", "CONV_2D"}
+FLOAT_BITS: Final = 32  # bits of tensors that a rule leaves as they are
+KERNEL_OPERATORS = {"FULLY_CONNECTED", "CONV_2D"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Rule:
     weights: Literal[4, 8, 32]  # bits of constant inputs; 32 leaves them as they are
     # Bits of the other inputs and outputs: 8 or 16, with fixed ranges from calibration images; 32 leaves them floats,
     # which integer kernels quantize row by row in every call.
-    activations: Literal[8, 16, 32] = FLOAT
+    activations: Literal[8, 16, 32] = FLOAT_BITS
     names: str | None = None  # regular expression to find in the operator's name, as "block_0/mlp"; None fits all
     method: Literal["min_max", "gptq"] = "min_max"  # how a kernel is rounded: to the nearest, or by `gptq`
     block: Literal[32, 64, 128, 256] | None = None  # number of inputs that share a scale, of 4 bits; None: all
@@ -56,18 +56,18 @@ class Rule:
     @property
     def needs_calibration(self) -> bool:
         """True if it needs calibration images: for fixed ranges, or for GPTQ's statistics of a layer's inputs."""
-        return self.activations != FLOAT or self.method == "gptq"
+        return self.activations != FLOAT_BITS or self.method == "gptq"
 
     @property
     def only_stores_kernels(self) -> bool:
         """True if it says only how kernels are stored: such files are written without ai-edge-quantizer."""
         can_be_written = self.weights != 4 or "CONV_2D" not in self.operators
-        return self.activations == FLOAT and can_be_written and WITH_KERNELS.issuperset(self.operators)
+        return self.activations == FLOAT_BITS and can_be_written and KERNEL_OPERATORS.issuperset(self.operators)
 
     @property
     def storage(self) -> Storage:
         """Storage of the kernels of the rule's operators."""
-        return {4: dataclasses.replace(INT4, block=self.block), 8: INT8, FLOAT: FLOAT32}[self.weights]
+        return {4: dataclasses.replace(INT4, block=self.block), 8: INT8, FLOAT_BITS: FLOAT32}[self.weights]
 
     def fits(self, kind: str, name: str) -> bool:
         """True if the rule applies to an operator of a kind (its name in the schema) and a name."""
@@ -76,17 +76,17 @@ class Rule:
     @property
     def quantizes(self) -> bool:
         """True if it changes operators, instead of leaving them as they are."""
-        return min(self.weights, self.activations) < FLOAT
+        return min(self.weights, self.activations) < FLOAT_BITS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """How outliers are found on a few images and made smaller, by SmoothQuant (arXiv 2211.10438)."""
+    """Parameters of SmoothQuant (arXiv 2211.10438), which makes outliers smaller."""
 
     alpha: Fraction  # 0 leaves all in the activations, 1 moves all into the kernel; equation 4
     threshold: Ratio  # smoothing is applied where the largest channel exceeds the median one this many times
     # Channels of the residual stream above this many times the median one are scaled down; None leaves all. It is for
-    # modes in which the stream, or what is added to it, has one fixed range for all channels.
+    # modes in which the stream, or a tensor added to it, has one fixed range for all channels.
     stream: Ratio | None = None
 
 
@@ -145,9 +145,9 @@ class Mode:
         covered: set[str] = set()
         for rule in self.rules:
             if rule.names is None:
-                covered |= WITH_KERNELS if "*" in rule.operators else set(rule.operators)
+                covered |= KERNEL_OPERATORS if "*" in rule.operators else set(rule.operators)
         of_rules = [rule.weights for rule in self.rules]
-        return min(of_rules), max(of_rules) if covered >= WITH_KERNELS else FLOAT
+        return min(of_rules), max(of_rules) if covered >= KERNEL_OPERATORS else FLOAT_BITS
 
 
 def load_mode(name_or_path: str | os.PathLike[str]) -> Mode:
@@ -203,7 +203,7 @@ def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
 
 
 def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
-    if rule["weights"] == FLOAT and rule.get("activations", FLOAT) != FLOAT:
+    if rule["weights"] == FLOAT_BITS and rule.get("activations", FLOAT_BITS) != FLOAT_BITS:
         yield f"{where} has integer activations and float weights, which no kernel multiplies"
     if not rule["operators"]:
         yield f"{where}.operators is empty; '*' means all"
@@ -225,7 +225,7 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `export.tflite` and `keras-vit export`, and below them what follows from these."""
+    """The options of `export.tflite` and `keras-vit export`, and values that follow from them."""
 
     quantize: Any = option("dynamic", "A mode (none, float16, dynamic, int8 ...) or a .toml file.")
     batch: Count | None = option(1, "Images per call; 0: any number.")  # None in Python
@@ -237,7 +237,7 @@ class Options:
     source_size: Any = option(None, "Size of the images that the file resizes itself.", is_size=True)
     resize: Literal["exact", "builtin"] = option("exact", "Resize method: exact (as preprocess) or builtin.")
     output: Literal["logits", "probabilities", "classes"] = option(
-        "logits", "logits or probabilities; of a model of maps logits or classes."
+        "logits", "logits or probabilities; of a DenseModel logits or classes."
     )
     attention: bool = option(False, "Also output the class token's attention.")
     patches: Patches | None = option(None, "How patches are embedded: dense or convolution; default: the mode's.")
@@ -252,7 +252,7 @@ class Options:
 
     storage: StorageRules = FLOAT32  # the mode's
     norms: Norms = "float"  # the mode's
-    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> what replaces its own
+    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> its new weights
     class_names: Sequence[str] | None = None  # in the order of the logits
     # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
     # divided by them, which moves outliers of activations into the kernel (SmoothQuant, arXiv 2211.10438).

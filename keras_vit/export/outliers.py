@@ -27,8 +27,8 @@ MLP_NORM = "/mlp/norm"  # end of the names of norms that do not read the residua
 NUM_IMAGES = 8  # the factors depend on the largest values alone, which few images show
 DEFAULT_SAMPLES = [0, 3]  # two of the built-in images, smooth and noise: every export runs the model on them
 BATCH = 2  # images in a call, for few activations in memory
-LEVELS = 127  # steps of an 8-bit constant
-LARGEST = 127  # |value| of the residual stream; its square, with room, is a quarter of the largest float16
+INT8_LEVELS = 127  # steps of an 8-bit constant
+LARGEST_STREAM_VALUE = 127  # |value| of the residual stream; its square, with room, is a quarter of the largest float16
 MAX_OUTLIER_RATIO = 2  # of a scaled channel's largest value to the median channel's
 
 
@@ -66,7 +66,9 @@ def find_outliers(model: keras.Model, images: np.ndarray, smoothing: Smoothing |
     scales = np.ones(len(stream))
     if is_centered and smoothing is not None and smoothing.stream is not None:
         scales = _stream_scales(stream, smoothing.stream)
-    power = 0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST, 1)))) if is_centered else 1
+    power = (
+        0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST_STREAM_VALUE, 1)))) if is_centered else 1
+    )
     outliers = Outliers(None if (scales * power == 1).all() else scales * power, {}, {})
     if smoothing is not None:
         write_model(file)
@@ -109,7 +111,7 @@ def round_to_int8_steps(values: Array) -> Array:
 
     The kernels that follow are divided by the rounded values.
     """
-    step = values.max() / LEVELS
+    step = values.max() / INT8_LEVELS
     return np.maximum(np.rint(values / step), 1) * step
 
 

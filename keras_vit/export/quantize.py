@@ -22,15 +22,15 @@ from keras_vit._util.text import install_command, suggestion
 from keras_vit.export.calibration import FileGraph, add_enlarged_crops, check_images, ignore_memory_warning, observe
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
 from keras_vit.export.litert.operators import Integers, RoundedDense, Storage
-from keras_vit.export.modes import FLOAT, Mode, Rule, image_config
+from keras_vit.export.modes import FLOAT_BITS, Mode, Rule, image_config
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # ---- GPTQ (arXiv 2210.17323)
 
 DAMPING = 0.01  # share of the mean diagonal; section 3.3
-COLUMNS = 64  # columns of a block, whose errors later blocks take at once; section 3.3, which uses 128
+BLOCK_COLUMNS = 64  # columns of a block, whose errors later blocks take at once; section 3.3, which uses 128
 SWEEPS = 2  # over all columns, after which few integers change
-SHARES = np.linspace(1, 0.6, 9)  # of the largest weight, at which scales may end
+SCALE_SHARES = np.linspace(1, 0.6, 9)  # of the largest weight, at which scales may end
 
 
 def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: float = DAMPING) -> Integers:
@@ -53,8 +53,8 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: flo
     damped = _damped(hessian, damping)[np.ix_(order, order)]
     factor = np.linalg.cholesky(np.linalg.inv(damped)).T.astype(np.float32)
     integers = np.empty(kernel.shape, np.int8)
-    for start in range(0, len(order), COLUMNS):
-        stop = min(start + COLUMNS, len(order))
+    for start in range(0, len(order), BLOCK_COLUMNS):
+        stop = min(start + BLOCK_COLUMNS, len(order))
         errors = np.empty((stop - start, len(kernel)), np.float32)
         for i in range(start, stop):
             rounded = np.rint(weights[i] / steps[i]).clip(storage.least, storage.largest)
@@ -75,8 +75,8 @@ def _refine_rounding(
     diagonal, hessian = np.diag(hessian), hessian.astype(np.float32)
     current = integers.T.astype(np.float32)
     pull = hessian @ (kernel.T - current * steps)
-    for start in [*range(0, len(steps), COLUMNS)] * SWEEPS:
-        stop = min(start + COLUMNS, len(steps))
+    for start in [*range(0, len(steps), BLOCK_COLUMNS)] * SWEEPS:
+        stop = min(start + BLOCK_COLUMNS, len(steps))
         moved = np.zeros((stop - start, len(kernel)), np.float32)
         for i in range(start, stop):
             left = pull[i] - hessian[i, start:i] @ moved[: i - start]
@@ -90,7 +90,7 @@ def _refine_rounding(
 def _least_error_scales(kernel: np.ndarray, squares: np.ndarray, storage: Storage) -> np.ndarray:
     """Choose for each block the scale with the least error of the outputs, as if inputs were independent."""
     best, least = storage.scales(kernel), np.inf
-    for share in SHARES:
+    for share in SCALE_SHARES:
         scales = storage.scales(kernel, share)
         steps = scales.repeat(kernel.shape[1] // scales.shape[1], axis=1)
         rounded = np.rint(kernel / steps).clip(storage.least, storage.largest) * steps
@@ -106,10 +106,10 @@ def _damped(hessian: np.ndarray, damping: float) -> np.ndarray:
 
 # ---- dense layers of a file
 
-NUM_SHOWN = 5  # layers
+NUM_REPORTED = 5  # layers
 # Least weight of all tokens that the head reads, together, as a share of the number of all tokens. An error in one of
 # the others reaches the head through attention alone.
-FINAL_WEIGHT = 0.25
+FINAL_TOKENS_WEIGHT = 0.25
 
 
 class Tokens(NamedTuple):
@@ -129,7 +129,7 @@ class Tokens(NamedTuple):
         """Weights of a layer's input rows in sums of squares, (rows, 1)."""
         weights = np.ones(shape[:-1], np.float32)
         if len(shape) == 3 and shape[1] == self.total:
-            weights[:, : self.final] = max(1, FINAL_WEIGHT * self.total / self.final)
+            weights[:, : self.final] = max(1, FINAL_TOKENS_WEIGHT * self.total / self.final)
         return weights.reshape(-1, 1)
 
 
@@ -190,7 +190,7 @@ def round_dense(
 
 def rounding_lines(rounded: Mapping[str, RoundedDense]) -> tuple[str, ...]:
     """Name the layers whose outputs changed most, as lines of the report."""
-    worst = sorted(rounded, key=lambda name: rounded[name].noise, reverse=True)[:NUM_SHOWN]
+    worst = sorted(rounded, key=lambda name: rounded[name].noise, reverse=True)[:NUM_REPORTED]
     shown = [f"{name} {-10 * np.log10(rounded[name].noise):.0f} dB" for name in worst if rounded[name].noise > 0]
     return (f"least SQNR of outputs by rounded kernels: {', '.join(shown)}",) if shown else ()
 
@@ -276,7 +276,7 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
     try:
         if not rule.quantizes:
             manager.add_quantization_config(expression, kind, algorithm_key=names.NO_QUANTIZE)
-        elif rule.activations == FLOAT:
+        elif rule.activations == FLOAT_BITS:
             manager.add_dynamic_config(expression, kind, rule.weights, algorithm_key=method)
         else:
             manager.add_static_config(expression, kind, rule.activations, rule.weights, algorithm_key=method)

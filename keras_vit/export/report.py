@@ -30,7 +30,7 @@ class Report:
         mean_cosine: mean cosine similarity over the images, which is compared with `least_cosine`; -1 to 1.
         sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits over that of the differences.
         difference_cosine: mean cosine similarity between the differences of two images' logits, the file's and the
-            model's, over all pairs, -1 to 1. What all images share does not count, nor do pairs whose difference is
+            model's, over all pairs, -1 to 1. Parts common to all images do not count, nor do pairs whose difference is
             below a tenth of the root mean square one. None if the model distinguishes no two images.
         agreement: share of images with the same best class, 0 to 1; without a head, with the same largest feature. Of
             maps, the share of pixels with the same class, or of depth with a ratio to the model's below 1.25.

@@ -1,4 +1,4 @@
-"""Build what a server calls: a model's graph, its signatures, and the decoding of image files inside the graph.
+"""Build a SavedModel's functions: the model's graph, its signatures, and the decoding of image files in the graph.
 
 The graph has the form that TensorFlow's optimizer for CPUs joins to few operators.
 """
@@ -62,7 +62,7 @@ def build(model: VisionTransformer, *, labels: Sequence[str] | None, top: int) -
         "float_images": (lambda images: with_output(run(images)), floats),
         "uint8_images": (lambda images: with_output(run(prepare(images))), pixels),
     }
-    if not isinstance(model, VisionTransformer):  # a model of maps
+    if not isinstance(model, VisionTransformer):  # a DenseModel
         del specified["features"]
     if config.num_channels not in CHANNELS:
         specified = {name: (function, spec) for name, (function, spec) in specified.items() if spec is not files}
@@ -85,7 +85,7 @@ def _mask(value: Any, valid: Any) -> Any:
 def model_function(model: keras.Model) -> Callable[[Any], Outputs]:
     """Wrap the model as a function: prepared images -> float32 "features", the head's input, and the head's output.
 
-    For classifiers that read the class token, the last block computes that token only. A model of maps has no features.
+    For classifiers that read the class token, the last block computes that token only. A DenseModel has no features.
     """
     if not isinstance(model, VisionTransformer):
         return functools.partial(_map_outputs, model)

@@ -1,4 +1,4 @@
-"""Verify exported files: run them, measure how far their outputs are from the model's, and refuse what is too far."""
+"""Verify exported files: run them, and compare their outputs with the model's."""
 
 import dataclasses
 import math
@@ -34,9 +34,9 @@ NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
 # The images differ in the last place; in bfloat16 every layer may add to that.
 MAX_FILES_ERROR = {"float32": 1e-5, "float64": 1e-5}
 MAX_FILES_ERROR_LOW_PRECISION = 0.05
-MOST_PAIRED = 1000  # images; of more, every second, third ... is taken
-DISTINGUISHED = 0.1  # least difference of two images that counts, as a share of the root mean square one
-ROUNDING = 1e-5  # as a share of the outputs: smaller differences between images are not the model's
+MAX_PAIRED_IMAGES = 1000  # images; of more, every second, third ... is taken
+LEAST_DIFFERENCE = 0.1  # least difference of two images that counts, as a share of the root mean square one
+ROUNDING_ERROR = 1e-5  # as a share of the outputs: smaller differences between images are not the model's
 TINY = float(np.finfo(np.float32).tiny)
 # Thresholds of a SavedModel that computes in bfloat16: all model families are above them.
 BFLOAT16 = Mode(
@@ -49,18 +49,18 @@ BFLOAT16 = Mode(
     least_agreement=0.0,
 )
 LOW_PRECISION = {"bfloat16", "float16"}
-ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
-HALF = 16  # bits
+LEAST_ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
+HALF_BITS = 16  # bits
 # Numbers of classes do not say which pixels are near ties, as those at edges are: so many times more may differ.
-UNDECIDED = 10
+CLASS_MAP_TOLERANCE = 10
 LEAST_CLASS_MAP = 0.97  # least share of a mode's images with the same class that counts for maps of classes
 # The direction of few logits says little: they are small where classes are close, and an error of a few percent of
 # the largest logit turns them. So a quantized file whose best class is right on enough images may have a mean cosine
-# down to LEAST_EXCUSED. The differences between images have the mode's threshold even then: they tell a quantized file
+# down to FEW_CLASSES_COSINE. The differences between images have the mode's threshold even then: they tell a quantized file
 # of a few classes from a file that lacks an MLP.
 MANY_CLASSES = 10
-ENOUGH_IMAGES = 16
-LEAST_EXCUSED = 0.9
+MIN_IMAGES = 16
+FEW_CLASSES_COSINE = 0.9
 
 
 def verify(
@@ -271,7 +271,7 @@ def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | Non
     What all images share does not count, however large. Pairs that the model hardly distinguishes do not count either:
     the difference of two photos of the same sky is mostly noise. None if it distinguishes no two images.
     """
-    step = math.ceil(len(expected) / MOST_PAIRED)
+    step = math.ceil(len(expected) / MAX_PAIRED_IMAGES)
     x, y = (
         values[::step].reshape(-1, math.prod(values.shape[1:])).astype(np.float64) for values in (expected, received)
     )
@@ -279,10 +279,10 @@ def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | Non
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)  # keeps the differences, and the digits of small ones
     pairs = np.triu_indices(len(x), 1)
     products, model, file = (_difference_products(a, b)[pairs] for a, b in ((x, y), (x, x), (y, y)))
-    if not len(model) or model.mean() <= ROUNDING**2 * power:
+    if not len(model) or model.mean() <= ROUNDING_ERROR**2 * power:
         return None
-    counts = model >= DISTINGUISHED**2 * model.mean()
-    lengths = np.sqrt(model * np.maximum(file, ROUNDING**2 * model))  # a file may give the same for all images
+    counts = model >= LEAST_DIFFERENCE**2 * model.mean()
+    lengths = np.sqrt(model * np.maximum(file, ROUNDING_ERROR**2 * model))  # a file may give the same for all images
     return float((products[counts] / lengths[counts]).clip(-1, 1).mean())
 
 
@@ -317,10 +317,10 @@ def check_thresholds(
         "agreement": report.decided_agreement,
     }
     least = {name: getattr(mode, f"least_{name}") for name in values}
-    is_quantized = min(mode.bits) < HALF
+    is_quantized = min(mode.bits) < HALF_BITS
     if report.cosine is None:  # maps of classes
         values["agreement"] = report.agreement
-        least["agreement"] = round(1 - UNDECIDED * (1 - max(least["agreement"], LEAST_CLASS_MAP)), 4)
+        least["agreement"] = round(1 - CLASS_MAP_TOLERANCE * (1 - max(least["agreement"], LEAST_CLASS_MAP)), 4)
     elif not has_classes:
         least["agreement"] = 0.0
     elif is_quantized:
@@ -329,8 +329,8 @@ def check_thresholds(
     if "cosine" in given_least:
         least["cosine"] = given_least["cosine"]
         least["difference_cosine"] = min(least["difference_cosine"], least["cosine"])
-    elif is_quantized and least["agreement"] > 0 and num_classes < MANY_CLASSES and report.images >= ENOUGH_IMAGES:
-        least["cosine"] = min(least["cosine"], LEAST_EXCUSED)
+    elif is_quantized and least["agreement"] > 0 and num_classes < MANY_CLASSES and report.images >= MIN_IMAGES:
+        least["cosine"] = min(least["cosine"], FEW_CLASSES_COSINE)
     missed = {name: value for name, value in values.items() if value is not None and not value >= least[name]}
     if missed:
         wanted = " and ".join(f"{name} >= {least[name]}" for name in missed)
@@ -351,13 +351,13 @@ def _next_steps(missed: dict[str, float], mode: Mode, *, is_detected: bool) -> l
     steps = []
     if is_detected:
         steps.append("check that the file is of this model, with these weights")
-    elif min(mode.bits) < HALF:
+    elif min(mode.bits) < HALF_BITS:
         calibrates = mode.needs_calibration or mode.smoothing
         images = (
             "a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or " if calibrates else ""
         )
         steps.append(f"export it again with {images}quantize='float16'")
-    if min(missed.values()) >= ACCEPTABLE:
+    if min(missed.values()) >= LEAST_ACCEPTABLE:
         arguments: dict[str, float] = {}
         for name, value in missed.items():
             argument = "least_agreement" if name == "agreement" else "least_cosine"

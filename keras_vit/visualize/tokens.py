@@ -115,8 +115,8 @@ def _rank(matrix: np.ndarray) -> float:
     matrix = matrix.astype(np.float64)
     if not np.isfinite(matrix).all():
         return np.nan
-    # The roots of the smaller product's eigenvalues are the singular values, faster than an SVD. What
-    # float64 loses is below the rounding errors of float32 tokens.
+    # The roots of the smaller product's eigenvalues are the singular values, faster than an SVD. The
+    # error of float64 is below the rounding errors of float32 tokens.
     product = matrix @ matrix.T if len(matrix) < matrix.shape[1] else matrix.T @ matrix
     squares = np.linalg.eigvalsh(product)
     values = np.sqrt(squares[squares > squares[-1] * len(squares) * np.finfo(np.float64).eps])

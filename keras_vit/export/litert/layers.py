@@ -102,7 +102,7 @@ def _mean_square(ops: Operators, x: Tensor, name: str, scales: Array | None) -> 
     """Compute the mean square of x / scales.
 
     In integers, a tensor of squares has one range for all, and most would round to zero beside the largest. So they are
-    added up within BATCH_MATMUL, which has 32 bits there, and what scaled channels lack is a sum of its own.
+    added up within BATCH_MATMUL, which has 32 bits there. A second sum adds the part that scaled channels lack.
     """
     is_scaled = scales is not None and (scales != 1).any()
     if ops.norms == "float" and not is_scaled:

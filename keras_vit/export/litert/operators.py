@@ -136,7 +136,7 @@ class Operators:
 
     builder: Builder
     storage: StorageRules = field(default=FLOAT32)  # of the kernels of dense layers and convolutions
-    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> what replaces its own
+    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> its new weights
     norms: str = "float"  # how norms compute, as `Options.norms`
 
     def constant(self, array: np.ndarray, name: str) -> Tensor:

@@ -63,7 +63,7 @@ def writes(
     """Register a function as the writer of these classes of layers.
 
     `reads_stream` is whether it takes tokens of the residual stream that are centered and scaled; if this depends on
-    the layer, a function of it. `starts_stream` is whether it returns tokens of the stream whatever it reads.
+    the layer, a function of it. `starts_stream` is whether it returns tokens of the stream from any input.
     """
 
     def register(function: Function) -> Function:
