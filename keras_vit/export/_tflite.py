@@ -139,7 +139,9 @@ def _export(
         except VerificationError as error:
             notes += _find_passing_mode(model, work, options, mode, measured, compared)
             raise VerificationError("; ".join([str(error), *notes])) from None
-        resize_error = _resize_error(model, compared, options, work.with_name("resize"))
+        resize_error = None
+        if options.source_size is not None:
+            resize_error = _resize_error(model, compared, options, work.with_name("resize"))
         work.replace(path)
     return dataclasses.replace(
         report,
@@ -283,10 +285,8 @@ def _find_passing_mode(
     return ()
 
 
-def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float | None:
+def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float:
     """Measure how far images that the file resizes are from `preprocess`: the largest difference, 0 to 255."""
-    if options.source_size is None:
-        return None
     ops = Operators(Builder())
     given = image_input.add_image_input(ops, image_config(model), dataclasses.replace(options, batch=1))
     ops.builder.signature({"image": given.image}, {"prepared": given.tensor})

@@ -110,7 +110,8 @@ def _is_prepared(images: Any) -> bool:
 
 def images(config: ViTConfig, count: int) -> np.ndarray:
     """Draw images and prepare them for a model: float32 (count, height, width, channels)."""
-    normalized: np.ndarray = preprocess.normalize(pixels(config, count), config.preprocessing)
+    drawn = draw((*config.size, config.num_channels), count)
+    normalized: np.ndarray = preprocess.normalize(drawn, config.preprocessing)
     return normalized
 
 

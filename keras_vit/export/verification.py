@@ -55,9 +55,9 @@ HALF_BITS = 16  # bits
 CLASS_MAP_TOLERANCE = 10
 LEAST_CLASS_MAP = 0.97  # least share of a mode's images with the same class that counts for maps of classes
 # The direction of few logits says little: they are small where classes are close, and an error of a few percent of
-# the largest logit turns them. So a quantized file whose best class is right on enough images may have a mean cosine
-# down to FEW_CLASSES_COSINE. The differences between images have the mode's threshold even then: they tell a quantized file
-# of a few classes from a file that lacks an MLP.
+# the largest logit turns them. So a quantized file whose best class is right on enough images may have a lower mean
+# cosine. The differences between images have the mode's threshold even then: they tell a quantized file of a few
+# classes from a file that lacks an MLP.
 MANY_CLASSES = 10
 MIN_IMAGES = 16
 FEW_CLASSES_COSINE = 0.9
@@ -153,7 +153,8 @@ def verify(
         is_detected=given_mode is None,
         **given(cosine=least_cosine, agreement=least_agreement),
     )
-    return dataclasses.replace(report, files_error=_files_error(model, task, path, file))
+    takes_files = file.call_files is not None and file.dtype == "float32" and hasattr(model, "preprocess")
+    return dataclasses.replace(report, files_error=_files_error(model, task, path, file) if takes_files else None)
 
 
 def _default_mode(model: keras.Model, stored: str, accelerator: str | None) -> Mode:
@@ -206,11 +207,11 @@ def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, nam
     return outputs
 
 
-def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: ExportedModel) -> float | None:
-    """Compare a file's outputs for PNG files with the model's; None if it takes no image files."""
-    if file.call_files is None or file.dtype != "float32" or not hasattr(model, "preprocess"):
-        return None
+def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: ExportedModel) -> float:
+    """Compare a file's outputs for PNG files with the model's: the largest difference."""
     import tensorflow as tf
+
+    assert file.call_files is not None
 
     # As many channels as the model has: TensorFlow's grey of a colour file differs from the original grey.
     pixels = samples.pixels(model.config, NUM_IMAGE_FILES, size=(97, 131))
@@ -268,8 +269,8 @@ def image_cosines(expected: np.ndarray, received: np.ndarray) -> np.ndarray:
 def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | None:
     """Mean cosine similarity between differences of two images' outputs, both (images, ...), over all pairs.
 
-    What all images share does not count, however large. Pairs that the model hardly distinguishes do not count either:
-    the difference of two photos of the same sky is mostly noise. None if it distinguishes no two images.
+    Parts common to all images do not count. Pairs that the model hardly distinguishes do not count either: the
+    difference of two photos of the same sky is mostly noise. None if it distinguishes no two images.
     """
     step = math.ceil(len(expected) / MAX_PAIRED_IMAGES)
     x, y = (

@@ -21,7 +21,7 @@ class Affine(NamedTuple):
 
     gain: Array
     shift: Array
-    constant: Array  # makes up for what is subtracted from x because it has outliers
+    constant: Array  # compensates the constant that is subtracted from x because of outliers
 
 
 class DenseWeights(NamedTuple):

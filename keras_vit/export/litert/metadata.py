@@ -94,7 +94,7 @@ def _write_value(builder: Any, value: Any) -> int:
 
 
 def _write_table(builder: Any, table: Table) -> int:
-    # A flatbuffer's tables do not nest: what a table refers to is written before it.
+    # A flatbuffer's tables do not nest: the values of a table are written before it.
     values = {
         field: value if isinstance(value, int) else _write_value(builder, value) for field, value in table.items()
     }

@@ -35,8 +35,7 @@ CONVERT = (
     "keras_vit.export.verify(model, 'model.tflite')"
 )
 _STREAM_STARTS: set[type] = set()  # classes whose results are tokens of the residual stream
-# Class -> whether its layers take such tokens. All but norms return tokens of the stream then.
-STREAM_READERS: dict[type, bool | Callable[[Any], bool]] = {}
+STREAM_READERS: set[type] = set()  # classes that take such tokens; all but norms then return tokens of the stream
 
 
 @dataclass(frozen=True)
@@ -57,21 +56,18 @@ class PendingTensor:
     scales: Array | None = None
 
 
-def writes(
-    *classes: type, starts_stream: bool = False, reads_stream: bool | Callable[[Any], bool] = False
-) -> Callable[[Function], Function]:
+def writes(*classes: type, starts_stream: bool = False, reads_stream: bool = False) -> Callable[[Function], Function]:
     """Register a function as the writer of these classes of layers.
 
-    `reads_stream` is whether it takes tokens of the residual stream that are centered and scaled; if this depends on
-    the layer, a function of it. `starts_stream` is whether it returns tokens of the stream from any input.
+    `reads_stream` is whether it takes tokens of the residual stream that are centered and scaled, `starts_stream`
+    whether it returns tokens of the stream from any input.
     """
 
     def register(function: Function) -> Function:
         assert HONOURED.keys() >= set(classes), "call `honours` before"
         _WRITERS.update(dict.fromkeys(classes, function))
-        STREAM_READERS.update(dict.fromkeys(classes, reads_stream))
-        if starts_stream:
-            _STREAM_STARTS.update(classes)
+        STREAM_READERS.update(classes if reads_stream else ())
+        _STREAM_STARTS.update(classes if starts_stream else ())
         return function
 
     return register
@@ -200,14 +196,9 @@ def _only_norms_read_stream(model: keras.Model) -> bool:
 
     Then its tokens need no mean: a norm would subtract it, and the weights that write to the stream can do so before.
     """
-    others = [layer for layer in model.operations if not _reads_stream(layer)]
+    others = [layer for layer in model.operations if type(layer) not in STREAM_READERS]
     read = [tensor for layer in others for node in layer._inbound_nodes for tensor in node.input_tensors]
     return not any(map(_is_stream, [*read, *model.outputs]))
-
-
-def _reads_stream(layer: Any) -> bool:
-    reads = STREAM_READERS.get(type(layer), False)
-    return reads(layer) if callable(reads) else reads
 
 
 def _is_stream(tensor: Any) -> bool:
@@ -216,4 +207,4 @@ def _is_stream(tensor: Any) -> bool:
     if type(layer) in _STREAM_STARTS:
         return True
     is_norm = isinstance(layer, keras.layers.LayerNormalization)
-    return _reads_stream(layer) and not is_norm and any(map(_is_stream, inputs))
+    return type(layer) in STREAM_READERS and not is_norm and any(map(_is_stream, inputs))
