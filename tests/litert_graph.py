@@ -14,7 +14,7 @@ import pytest
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import FLOAT32, Operators, Storage
-from keras_vit.export.litert.options import Options
+from keras_vit.export.modes import Options
 from tiny_models import tiny
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")

@@ -17,7 +17,7 @@ from keras_vit import cli, converters, digits, export, zoo
 from keras_vit._util.checks import option_names
 from keras_vit._util.text import byte_size
 from keras_vit.export.exported import load_exported
-from keras_vit.export.litert.options import Options
+from keras_vit.export.modes import Options
 from litert_graph import read_labels
 from tiny_models import built
 

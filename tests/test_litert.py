@@ -14,10 +14,10 @@ from format_cases import load as load_case
 from keras_vit import VisionTransformer
 from keras_vit.export.litert import builder as building
 from keras_vit.export.litert.builder import ALIGNMENT, Builder, Tensor, schema
-from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import FLOAT16, FLOAT32, INT8, Operators
-from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.stem import group_norm
+from keras_vit.export.modes import Options
 from keras_vit.model import layers as vit
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.layers.resnet import GroupNormalization

@@ -15,18 +15,18 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import export
-from keras_vit.export.litert import emit, writer
+from keras_vit.export.litert import head, writer
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.images import add_image_input
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.writer import HONOURED
+from keras_vit.export.modes import Options
 from keras_vit.model import layers as vit
 from keras_vit.model.config import BlockConfig, Preprocessing, ViTConfig
 from keras_vit.model.layers.position_variants import Rotary
 from tiny_models import TINY, built, prepared
 
-assert emit.WRITERS  # importing it registers all writers
+assert head.WRITERS  # importing it registers all writers
 OURS = [kind for kind in HONOURED if kind.__module__.startswith("keras_vit") and issubclass(kind, keras.layers.Layer)]
 
 

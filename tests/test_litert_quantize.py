@@ -14,12 +14,11 @@ import pytest
 from keras_vit import dense, digits, export, zoo
 from keras_vit._util import files
 from keras_vit.export import modes, samples
-from keras_vit.export.calibration import with_enlarged_parts
+from keras_vit.export.calibration import add_enlarged_crops
 from keras_vit.export.litert.builder import Builder, schema
-from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import INT4, INT8, Operators, RoundedDense, Storage
-from keras_vit.export.litert.options import Options
-from keras_vit.export.modes import Mode, Rule
+from keras_vit.export.modes import Mode, Options, Rule
 from keras_vit.export.quantize import Tokens, gptq, quantize, round_dense
 from litert_graph import interpreter, read_labels
 from marks import full_except
@@ -247,14 +246,14 @@ def test_enlarged_parts_are_of_the_same_picture():
     images = np.tile(
         np.concatenate([rows + 0 * rows.swapaxes(0, 1), 0 * rows + rows.swapaxes(0, 1)], axis=2), (5, 1, 1, 1)
     )
-    shown = with_enlarged_parts(images)
+    shown = add_enlarged_crops(images)
     np.testing.assert_array_equal(shown[:5], images)
     # Of rows and of columns: still ramps, less steep, upwards. The borders repeat half a pixel.
     for values in (shown[5:, :, 0, 0], shown[5:, 0, :, 1]):
         steps = np.diff(values)[:, 1:-1]
         assert np.ptp(steps, axis=1).max() < 1e-5 and (steps > 0.699).all() and (steps < 1).all()
         assert np.ptp(steps[:, 0]) > 0.01  # each image has a part of its own
-    pixels = with_enlarged_parts(np.full((2, 3, 4, 3), 255, np.uint8))
+    pixels = add_enlarged_crops(np.full((2, 3, 4, 3), 255, np.uint8))
     assert pixels.dtype == np.uint8 and (pixels == 255).all()
 
 
@@ -270,7 +269,7 @@ def test_calibration_images_make_dynamic_files_more_exact(digit_files, tmp_path)
     model, source, images, _, calibration = digit_files
     mode, path = modes.load_mode("dynamic"), tmp_path / "out.tflite"
     figures = []
-    for rounded in ({}, round_dense(source, mode, calibration, Tokens.of(model))):
+    for rounded in ({}, round_dense(source, mode, calibration, Tokens.from_model(model))):
         build_file(model, Options(storage=mode, rounded=rounded)).write(path)
         figures.append(sqnr(results(path, images), model.predict_on_batch(images)))
     assert figures[1] > figures[0] + 2  # dB; measured 4

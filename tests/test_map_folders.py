@@ -11,7 +11,7 @@ from PIL import Image
 
 import map_folders
 from keras_vit import train
-from keras_vit.dense.task import Depth, Segmentation
+from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data.map_folders import read_depth, read_mask
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches, training_batches

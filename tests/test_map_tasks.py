@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import dense, export
-from keras_vit.dense.task import Depth, Segmentation
+from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.errors import VerificationError
 from keras_vit.export.verification import compare
 from keras_vit.model.vision_transformer import VisionTransformer

@@ -18,7 +18,7 @@ import command_line
 import doc_blocks
 import map_folders
 from keras_vit import dense, train
-from keras_vit.dense.task import Depth, Segmentation
+from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.train.data.sources import open_data
 from marks import full_except
 from model_weights import assert_same_bits

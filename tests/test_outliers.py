@@ -12,9 +12,8 @@ from keras_vit import VisionTransformer, ViTConfig, export, zoo
 from keras_vit.export import modes, outliers, samples
 from keras_vit.export.calibration import FileGraph, observe
 from keras_vit.export.litert import folding
-from keras_vit.export.litert.emit import build_file
-from keras_vit.export.litert.options import Options
-from keras_vit.export.modes import Smoothing
+from keras_vit.export.litert.head import build_file
+from keras_vit.export.modes import Options, Smoothing
 from marks import full_except
 from outlier_models import KINDS, images, plant, score
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built
@@ -83,7 +82,7 @@ def test_ti16_survives_outliers(tmp_path: Path, mode: str, kind: str) -> None:
 
 def found(model: VisionTransformer, **changes: Any) -> outliers.Outliers:
     parameters = {"alpha": 0.5, "threshold": 3, "stream": 4, **changes}
-    return outliers.find(model, samples.images(model.config, 8), Smoothing(**parameters))
+    return outliers.find_outliers(model, samples.images(model.config, 8), Smoothing(**parameters))
 
 
 def test_planted_outliers_are_found_and_large_constants_shifted(small: VisionTransformer) -> None:
@@ -101,7 +100,7 @@ def test_float_files_are_safe_in_half_precision(small: VisionTransformer, tmp_pa
     model, path, largest = plant(small, channel=400), tmp_path / "out.tflite", {}
     shown = images(model.config, 2)
     assert export.tflite(model, path, quantize=mode, verify=shown).cosine > 1 - 1e-6
-    options = Options(**outliers.find(model, shown, None)._asdict())
+    options = Options(**outliers.find_outliers(model, shown, None)._asdict())
     build_file(model, options).write(path)
 
     def update(name: str, values: np.ndarray) -> None:
@@ -117,7 +116,7 @@ def test_a_model_without_outliers_gets_no_operator() -> None:
     smoothing = {mode.smoothing for mode in map(modes.load_mode, modes.mode_names())}
     for model in (zoo.load("digits"), VisionTransformer(ViTConfig.from_name("Ti/16", num_layers=1))):
         for parameters in smoothing:
-            assert outliers.find(model, samples.images(model.config, 8), parameters) == (None, {}, {})
+            assert outliers.find_outliers(model, samples.images(model.config, 8), parameters) == (None, {}, {})
 
 
 def test_factors_are_equation_four_of_the_paper_in_8_bits() -> None:

@@ -295,7 +295,7 @@ def test_wrong_options_are_refused_and_leave_nothing(tmp_path: Path) -> None:
         ({"dtype": "float16"}, "dtype must be"),
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_saved_model, "_write", lambda *_, **__: FILE_SIGNATURES)
+        patch.setattr(_saved_model, "_write_graph", lambda *_, **__: FILE_SIGNATURES)
         for options, said in wrong:
             with pytest.raises(ValueError, match=said):
                 export.saved_model(small(), tmp_path / "vit" / "1", **options)
@@ -311,7 +311,7 @@ def test_a_broken_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         (folder / "saved_model.pb").write_text("half a graph")
         raise broken
 
-    monkeypatch.setattr(_saved_model, "_write", write)
+    monkeypatch.setattr(_saved_model, "_write_graph", write)
     with pytest.raises(type(broken)):
         export.saved_model(small(), tmp_path / "1")
     assert nothing_but(tmp_path)
@@ -329,7 +329,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytes
             (place / "saved_model.pb").write_text("the graph")
         return []
 
-    monkeypatch.setattr(_saved_model, "_write", write)
+    monkeypatch.setattr(_saved_model, "_write_graph", write)
     monkeypatch.setattr(verification, "verify", lambda *_: None)
     with pytest.raises(FileExistsError, match="2 already exists: remove it, or write the next version"):
         export.saved_model(small(), tmp_path / "2", warmup=())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.dense.task import Segmentation
+from keras_vit.dense.map_tasks import Segmentation
 from keras_vit.model import task
 from keras_vit.model.task import Classification
 from keras_vit.train.data.sources import open_data

@@ -22,10 +22,9 @@ import tensorflow as tf
 from keras_vit import VisionTransformer, digits, export, zoo
 from keras_vit.export import exported, samples, verification
 from keras_vit.export.litert.builder import Builder
-from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import STORAGES, Operators
-from keras_vit.export.litert.options import Options
-from keras_vit.export.modes import load_mode
+from keras_vit.export.modes import Options, load_mode
 from keras_vit.export.report import measure_resources
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification

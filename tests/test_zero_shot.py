@@ -20,8 +20,8 @@ from command_line import fails, run
 from family_table import formats_of
 from keras_vit import ViTConfig, converters, digits, export, text, train, zoo
 from keras_vit.errors import CheckpointError
-from keras_vit.export.litert.emit import build_file
-from keras_vit.export.litert.options import Options
+from keras_vit.export.litert.head import build_file
+from keras_vit.export.modes import Options
 from keras_vit.export.server import model_function
 from keras_vit.model.layers import L2Normalization
 from keras_vit.model.task import Classification

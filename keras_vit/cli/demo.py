@@ -131,7 +131,8 @@ def bench(
                 )
             if file.batch is not None and batch not in (None, file.batch):
                 raise ValueError(f"{model} takes {file.batch} images per call. Received: --batch {batch}")
-            timed_call, images = file.timed_call, _images(file.shape, file.dtype, file.batch or batch or 1)
+            timed_call = functools.partial(progress.timed, file.call)
+            images = _images(file.shape, file.dtype, file.batch or batch or 1)
         else:
             import tensorflow as tf
 

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from keras_vit._util.checks import option_names
 from keras_vit._util.files import image_files
 from keras_vit.cli import options
-from keras_vit.export.litert.options import Options
+from keras_vit.export.modes import Options
 
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more

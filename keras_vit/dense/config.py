@@ -1,4 +1,4 @@
-"""Description of a head that returns a map: which tokens it reads, how it turns them into a map, what the map means."""
+"""Configure heads for segmentation and depth, and list the published models."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class MapConfig(Group):
         blocks: numbers of the backbone's blocks whose tokens are read, from 0; four for "dpt", which takes the map of a
             stage of a hybrid's ResNet, such as "stage_1", as it is.
         norm: whether the backbone's final norm is applied to them.
-        readout: what becomes of the class token: "ignore", "add" (to every patch), "concat" (behind every patch), or
+        readout: use of the class token: "ignore", "add" (to every patch), "concat" (behind every patch), or
             "project" ("concat" and a dense layer with GELU).
         num_classes: number of classes; 0 for depth.
         labels: name of a list in zoo/labels, or the names of the classes.
@@ -108,7 +108,7 @@ class MapConfig(Group):
             yield "blocks must have at least one number. Received: ()"
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed.
+        """Copy the config with some fields changed.
 
         Args:
             **changes: fields and their new values.
@@ -120,7 +120,7 @@ class MapConfig(Group):
 
 
 def four_blocks(num_layers: int) -> tuple[int, ...]:
-    """Return the blocks whose tokens DINOv2's and Depth Anything V2's decoders read: 2 5 8 11, 4 11 17 23, 9 19 29 39.
+    """Choose the blocks that DINOv2's and Depth Anything V2's decoders read: 2 5 8 11, 4 11 17 23, 9 19 29 39.
 
     For other depths they are the last of each quarter.
     """
@@ -129,14 +129,14 @@ def four_blocks(num_layers: int) -> tuple[int, ...]:
 
 
 def last_blocks(num_layers: int) -> tuple[int, ...]:
-    """Return the last four blocks."""
+    """Choose the last four blocks."""
     if num_layers < 4:
         raise ValueError(f"backbone must have four blocks for this head. Received: {num_layers}")
     return tuple(range(num_layers - 4, num_layers))
 
 
 def dpt_widths(hidden_size: int) -> dict[str, Any]:
-    """Return `fusion_width` and `widths` of a DPT head on a backbone of this width."""
+    """Choose `fusion_width` and `widths` of a DPT head for a backbone of this width."""
     scaled = [max(1, hidden_size * share // 8) for share in (1, 2, 4, 8)]
     fusion, widths = DPT_WIDTHS.get(hidden_size, (max(4, hidden_size // 6), tuple(scaled)))
     return {"fusion_width": fusion, "widths": widths}
@@ -144,15 +144,15 @@ def dpt_widths(hidden_size: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class MapCard:
-    """A published model of maps: a repository on the Hugging Face Hub.
+    """A published DenseModel: a repository on the Hugging Face Hub.
 
     Args:
         name: by which `dense.load` finds it.
         repository: on the Hugging Face Hub.
-        licence: SPDX identifier.
+        license: SPDX identifier.
         paper: arXiv number.
         source: publisher.
-        terms: address of terms that one must accept before the download; None for a free licence.
+        terms: address of terms that one must accept before the download; None for a free license.
 
     Example:
         >>> keras_vit.dense.cards()["DPT-L"].repository
@@ -161,17 +161,17 @@ class MapCard:
 
     name: str
     repository: str
-    licence: str
+    license: str
     paper: str
     source: str
     terms: str | None = None
 
 
 def cards() -> dict[str, MapCard]:
-    """Return the cards of all published models of maps, by name.
+    """List the cards of all published dense models, by name.
 
     Example:
-        >>> keras_vit.dense.cards()["Depth-Anything-V2-B"].licence
+        >>> keras_vit.dense.cards()["Depth-Anything-V2-B"].license
         'CC-BY-NC-4.0'
     """
     found = {}
@@ -183,8 +183,8 @@ def cards() -> dict[str, MapCard]:
     return found
 
 
-def fetch_card(name: str, *, accept_licence: bool) -> Path:
-    """Return the file of a published model after fetching what is beside it; errors as `dense.load`."""
+def fetch_card(name: str, *, accept_license: bool) -> Path:
+    """Download a published model and the files beside it; errors as `dense.load`."""
     from keras_vit._util.downloads import check_licence, fetch
 
     known = cards()
@@ -194,7 +194,7 @@ def fetch_card(name: str, *, accept_licence: bool) -> Path:
         )
     card = known[name]
     folder = f"hf://{card.repository}/"
-    check_licence(f"{folder}model.safetensors", name, card.licence, card.terms, is_accepted=accept_licence)
+    check_licence(f"{folder}model.safetensors", name, card.license, card.terms, is_accepted=accept_license)
     for beside in ("config.json", "preprocessor_config.json"):
         fetch(folder + beside)
     return fetch(f"{folder}model.safetensors")

@@ -1,13 +1,12 @@
-"""Load models of maps: published heads of DINOv2 and Depth Anything, and models that this package saved."""
-
-from __future__ import annotations
+"""Load dense models: published heads of DINOv2 and Depth Anything, and models that this package saved."""
 
 import dataclasses
 import fnmatch
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_vit._util import files
 from keras_vit._util.checks import as_path, given
@@ -26,14 +25,14 @@ from keras_vit.model.vision_transformer import VisionTransformer
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 PILLOW_BICUBIC: dict[str, Any] = {"interpolation": "bicubic", "antialias": True, "round_pixels": True}
 # Part of a file's name -> greatest depth in metres.
-_DEPTHS = {"nyu": 10.0, "kitti": 80.0, "hypersim": 20.0, "vkitti": 80.0}
+_MAX_DEPTHS = {"nyu": 10.0, "kitti": 80.0, "hypersim": 20.0, "vkitti": 80.0}
 _INTERPOLATIONS = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 Fields = dict[str, Any]
 
 
 def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: Any) -> Fields:
-    """Return the fields of a MapConfig that the config.json of a DPT or a Depth Anything states.
+    """Read the fields of a MapConfig from the config.json of a DPT or a Depth Anything.
 
     Sources: transformers, models/dpt and models/depth_anything.
     """
@@ -41,9 +40,9 @@ def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: 
     if kind not in ("dpt", "depth_anything"):
         raise CheckpointError(f"is not read: its config.json must be of dpt or depth_anything. Received: {kind!r:.100}")
     is_hybrid = config.resnet is not None
-    _check(values, "neck_ignore_stages", ([0, 1] if is_hybrid else [], None))
-    _check(values, "head_in_index", (-1, None))
-    _check(values, "hidden_act", ("gelu", None))  # of the readout
+    _check_value(values, "neck_ignore_stages", ([0, 1] if is_hybrid else [], None))
+    _check_value(values, "head_in_index", (-1, None))
+    _check_value(values, "hidden_act", ("gelu", None))  # of the readout
     # Stage 0 of a backbone is the tokens in front of the first block.
     blocks = values.get("backbone_out_indices")
     if backbone and not is_hybrid:
@@ -66,19 +65,19 @@ def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: 
         return {**fields, **sizes, "readout": values.get("readout_type", "project")}
     is_metric = values.get("depth_estimation_type", "relative") == "metric"
     if not is_metric:
-        _check(values, "max_depth", (1, None))
+        _check_value(values, "max_depth", (1, None))
         return {**fields, "activation": "relu"}
     return {**fields, "activation": "sigmoid", "max_depth": float(values.get("max_depth", 1))}
 
 
 def bit_config(stated: Any) -> ResNetConfig:
-    """Return what the config of a hybrid's BiT states besides its tensors (transformers, models/bit and models/dpt)."""
+    """Read the config of a hybrid's BiT beside its tensors (transformers, models/bit and models/dpt)."""
     usual: Fields = {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True}
     values: Mapping[str, Any] = stated if isinstance(stated, Mapping) else usual
-    _check(values, "layer_type", ("bottleneck",))
-    _check(values, "global_padding", ("SAME", "same"))
-    _check(values, "embedding_dynamic_padding", (True,))
-    _check(values, "output_stride", (32, None))
+    _check_value(values, "layer_type", ("bottleneck",))
+    _check_value(values, "global_padding", ("SAME", "same"))
+    _check_value(values, "embedding_dynamic_padding", (True,))
+    _check_value(values, "output_stride", (32, None))
     try:
         epsilons: Fields = {"norm_epsilon": 1e-5, "conv_epsilon": 1e-8, "conv_epsilon_place": "variance"}
         return ResNetConfig(groups=values.get("num_groups", 32), **epsilons)
@@ -87,7 +86,7 @@ def bit_config(stated: Any) -> ResNetConfig:
 
 
 def huggingface_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, Fields]:
-    """Return the fields of Preprocessing and of a MapConfig that a preprocessor_config.json states (DPTImageProcessor).
+    """Read the fields of Preprocessing and of a MapConfig from a preprocessor_config.json (DPTImageProcessor).
 
     Without one the sides are those of the model, and the rest is transformers' default.
     """
@@ -116,7 +115,7 @@ def huggingface_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, 
 
 
 def depth_anything_fields(path: Path, config: ViTConfig, stated: Mapping[str, Any]) -> Fields:
-    """Return the fields of a MapConfig for an own .pth file of Depth Anything, whose name says its version.
+    """Derive the fields of a MapConfig from the name of a Depth Anything .pth file, which says its version.
 
     Sources: Depth-Anything-V2/depth_anything_v2/dpt.py, Depth-Anything/depth_anything/dpt.py.
     """
@@ -130,13 +129,13 @@ def depth_anything_fields(path: Path, config: ViTConfig, stated: Mapping[str, An
             "does not say whether it is Depth Anything V1 or V2, nor does its name: pass blocks=(2, 5, 8, 11) for V2 "
             f"(4 11 17 23 for L), the last four for V1. Received: {path.name!r:.200}"
         )
-    depth = stated.get("max_depth") or (_depth_of_name(path) if "metric" in name else None)
+    depth = stated.get("max_depth") or (_depth_from_name(path) if "metric" in name else None)
     framing = {"framing": "least", "multiple": 14, "size": (518, 518), "result": "bilinear-corners"}
     return {"blocks": blocks, "max_depth": depth, "activation": "sigmoid" if depth else "relu", **framing}
 
 
 def dinov2_fields(path: Path, fields: Mapping[str, Any], inputs: int, config: ViTConfig) -> Fields:
-    """Return the fields of a MapConfig for a head of DINOv2 whose dense layer reads `inputs` channels.
+    """Derive the fields of a MapConfig for a head of DINOv2 whose dense layer reads `inputs` channels.
 
     Sources: dinov2/hub/depthers.py and hub/depth, dinov2/eval/segmentation.
     """
@@ -149,7 +148,7 @@ def dinov2_fields(path: Path, fields: Mapping[str, Any], inputs: int, config: Vi
         framing = {"framing": "short", "size": (512, 512), "multiple": config.patch[0]}
         return {"blocks": tuple(range(last - inputs // width, last)), **framing}
     common: Fields = {"norm": False, "framing": "none", "multiple": config.patch[0], "min_depth": 0.001}
-    common |= {"max_depth": _depth_of_name(path)}
+    common |= {"max_depth": _depth_from_name(path)}
     if fields["kind"] == "linear":
         blocks = (last - 1,) if inputs == 2 * width else four_blocks(last)
         return {**common, "blocks": blocks, "readout": "concat", "upsample": 4}
@@ -157,9 +156,9 @@ def dinov2_fields(path: Path, fields: Mapping[str, Any], inputs: int, config: Vi
     return {**common, **sizes, "blocks": four_blocks(last), "readout": "project"}
 
 
-def _depth_of_name(path: Path) -> float | None:
-    """Return the greatest depth that a file's name says, or a config.json beside it."""
-    for part, depth in _DEPTHS.items():
+def _depth_from_name(path: Path) -> float | None:
+    """Find the greatest depth in a file's name, or in a config.json beside it."""
+    for part, depth in _MAX_DEPTHS.items():
         if part in path.name.casefold():
             return depth
     beside = path.parent / "config.json"
@@ -167,19 +166,15 @@ def _depth_of_name(path: Path) -> float | None:
     return float(stated) if isinstance(stated, int | float) else None
 
 
-def _check(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...]) -> None:
+def _check_value(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...]) -> None:
     if values.get(key) not in accepted:
         raise CheckpointError(
             f"is read only with {key} {accepted[0]!r} in its config.json. Received: {values.get(key)!r:.200}"
         )
 
 
-if TYPE_CHECKING:
-    from keras_vit.dense.model import DenseModel
-
-
 def read_backbone_config(path: Path) -> ViTConfig | None:
-    """Return the config of the backbone of a stored model of maps, from headers; None for other files."""
+    """Read the backbone's config of a stored DenseModel, from headers; None for other files."""
     file = find_weights(path)
     if not is_keras_file(file):
         return None
@@ -191,19 +186,16 @@ def read_backbone_config(path: Path) -> ViTConfig | None:
 
 
 def load_stored(path: Path, changes: Mapping[str, Any]) -> DenseModel:
-    """Load a stored model of maps; of the changes that a command may ask for, only `image_size` is possible."""
-    from keras_vit.converters.loading import load_keras_weights
-    from keras_vit.dense.model import DenseModel
-
+    """Load a stored DenseModel; of the changes that a command may ask for, only `image_size` is possible."""
     if others := changes.keys() - {"image_size"}:
-        raise ValueError(f"A model of maps can change its image_size only. Received: {', '.join(sorted(others))}")
+        raise ValueError(f"A DenseModel can change its image_size only. Received: {', '.join(sorted(others))}")
     file = find_weights(path)
     values = read_keras_config(file)
     with keras_errors(file), KerasContainer(file) as weights:
         backbone = plain_arguments(values["config"]["backbone"], "DenseModel")
         check_size(weights, ViTConfig(**backbone["config"]))
         model = DenseModel.from_config({**values["config"], "backbone": backbone})
-        load_keras_weights(model, weights, allow_nonfinite=True)
+        loading.load_keras_weights(model, weights, allow_nonfinite=True)
     return model.resized(changes["image_size"]) if changes else model
 
 
@@ -214,11 +206,11 @@ _BACKBONES = {
     "pretrained.": ("meta_dinov2", None),
 }
 _HEAD_SIZE = 64  # width of an attention head in every published DINOv2
-_JSON_HEADS = 12  # Dinov2Config's default, which a nested config omits
-_HEAD = ("readout_", "reassemble_", "resize_", "neck_", "fusion_", "map_")  # starts of the head's variables
-_UNUSED = ("fusion_0_unit1",)  # files have it, but nothing is added to the coarsest map
-# Tensor that other models have -> what it belongs to.
-_REFUSED = {
+_DEFAULT_HEADS = 12  # Dinov2Config's default, which a nested config omits
+_HEAD_VARIABLES = ("readout_", "reassemble_", "resize_", "neck_", "fusion_", "map_")  # starts of the head's variables
+_UNUSED_VARIABLES = ("fusion_0_unit1",)  # files have it, but nothing is added to the coarsest map
+# Tensor of an unsupported model -> the model.
+_UNSUPPORTED = {
     "decode_head.query_embed.weight": "Mask2Former (DINOv2's and DINOv3's *_m2f heads)",
     "decode_head.transformer_decoder.*": "Mask2Former (DINOv2's and DINOv3's *_m2f heads)",
     "model.backbone.pretrained.*": "Depth Anything 3",
@@ -237,7 +229,8 @@ def load(
     backbone: VisionTransformer | str | os.PathLike[str] | None = None,
     blocks: tuple[int, ...] | None = None,
     max_depth: float | None = None,
-    accept_licence: bool = False,
+    accept_license: bool = False,
+    accept_licence: bool | None = None,
 ) -> DenseModel:
     """Load a model that returns a map for every image.
 
@@ -255,7 +248,8 @@ def load(
         blocks: numbers of the blocks that the head reads, from 0, where neither file nor its name says it.
         max_depth: greatest depth in metres, where neither file nor its name says it. Meta's linear NYU heads are read
             with the 10 m that they were trained with; the hub's code spreads their bins to 80 m.
-        accept_licence: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
+        accept_license: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
+        accept_licence: deprecated name of accept_license.
 
     Returns:
         The model: prepared images -> float32 depth (batch, rows, columns) or logits (batch, rows, columns, classes), at
@@ -264,7 +258,7 @@ def load(
     Raises:
         CheckpointError: the file is damaged, malicious, of another model, or does not fit the backbone.
         FileNotFoundError: there is no such file or name.
-        LicenceError: the file has terms of its own, and accept_licence is False.
+        LicenseError: the file has terms of its own, and accept_license is False.
         ValueError: a backbone is missing, or given for a file that has its own.
 
     Example:
@@ -273,15 +267,18 @@ def load(
         >>> keras_vit.dense.load("depth.keras").predict_maps(np.zeros((1, 50, 70, 3), "uint8"))[0].shape
         (50, 70)
     """
+    if accept_licence is not None:
+        warnings.warn("keras_vit: accept_licence is called accept_license now", DeprecationWarning, stacklevel=2)
+        accept_license = accept_licence
     name = as_path(path, "path")
-    file = source.find_weights(name) if Path(name).exists() else fetch_card(name, accept_licence=accept_licence)
+    file = source.find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)
     if source.is_keras_file(file):
         return _load_keras(file, backbone)
     if isinstance(backbone, str | os.PathLike):
         backbone = _load_backbone(Path(backbone))
     stated = given(blocks=blocks, max_depth=max_depth)
     with source.open_files(file) as container:
-        head = _recognise(container)
+        head = _find_head_table(container)
         prefix = next((start for start in _BACKBONES if any(name.startswith(start) for name in container.headers)), "")
         try:
             if not prefix:
@@ -309,11 +306,11 @@ def _load_backbone(path: Path) -> VisionTransformer:
     return loading.load(path, config=facts)
 
 
-def _recognise(container: Container) -> Table:
-    """Return the table of the file's head; raise a CheckpointError for other models."""
-    for pattern, what in _REFUSED.items():
+def _find_head_table(container: Container) -> Table:
+    """Find the table of the file's head; raise a CheckpointError for other models."""
+    for pattern, model in _UNSUPPORTED.items():
         if fnmatch.filter(container.headers, pattern):
-            raise CheckpointError(f"{container.path} is not read: it belongs to {what}")
+            raise CheckpointError(f"{container.path} is not read: it belongs to {model}")
     folder = files.data_folder("converters") / "checkpoints" / "dense"
     tables = [load_table(str(path)) for path in sorted(folder.glob("*.toml"))]
     for table in tables:
@@ -348,7 +345,7 @@ def _load_head(
 def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[str, Any]) -> DenseModel:
     """Load a file that holds a head and its backbone."""
     name, inside = _BACKBONES[prefix]
-    table = _with_prefix(load_table(name), prefix, head)
+    table = _add_head_rows(load_table(name), prefix, head)
     match = table.match(container.headers)
     shapes = layout.variable_shapes(container.headers, match, table.layout)
     values = config_json.read_object(beside) if (beside := container.path.parent / "config.json").is_file() else {}
@@ -356,13 +353,15 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
         raise CheckpointError("needs the config.json of its folder, which says which blocks the head reads")
     own = values.get(inside) if inside else values
     width = shapes.get("encoder_norm/gamma", (0,))[0]
-    heads = _JSON_HEADS if values else width // _HEAD_SIZE
+    heads = _DEFAULT_HEADS if values else width // _HEAD_SIZE
     hints = infer.Hints(
-        row_fields=fields_of_rows(each.row for each in match.sources.values()),
+        row_fields=fields_of_rows(tensor.row for tensor in match.sources.values()),
         json_fields=_json_fields(values, own, table),
         num_heads=heads or None,
     )
-    config = infer.infer({path: shape for path, shape in shapes.items() if not path.startswith(_HEAD)}, table, hints)
+    config = infer.infer(
+        {path: shape for path, shape in shapes.items() if not path.startswith(_HEAD_VARIABLES)}, table, hints
+    )
     source.check_size(container, config)
     fields = _fields_of_tensors(shapes)
     if prefix == "pretrained.":
@@ -382,7 +381,7 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
 
 
 def _json_fields(values: Mapping[str, Any], own: Any, table: Table) -> dict[str, Any]:
-    """Return the fields of ViTConfig that a config.json states; `own` is the part of the backbone."""
+    """Read the fields of ViTConfig from a config.json; `own` is the part of the backbone."""
     fields = table.json.read(own) if isinstance(own, dict) and table.json else {}
     if values.get("is_hybrid"):
         fields.pop("patch_size", None)  # that of the ResNet and the patches together
@@ -390,14 +389,14 @@ def _json_fields(values: Mapping[str, Any], own: Any, table: Table) -> dict[str,
     return fields
 
 
-def _with_prefix(table: Table, prefix: str, head: Table) -> Table:
-    """Return the table of a backbone whose names have a prefix, with the rows of a head."""
+def _add_head_rows(table: Table, prefix: str, head: Table) -> Table:
+    """Give the names of a backbone's table a prefix, and add the rows of a head."""
     names = dataclasses.replace(table.names, prefixes=(prefix,), ignore=(*table.names.ignore, *head.names.ignore))
     return dataclasses.replace(table, marks=Marks(), names=names, rows=(*table.rows, *head.rows))
 
 
 def _fields_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Return the fields of a MapConfig that follow from the shapes of a file's tensors."""
+    """Derive the fields of a MapConfig from the shapes of a file's tensors."""
     classes = shapes.get("map_logits/kernel", (0, 0))[-1]
     fields: dict[str, Any] = {"output": "classes" if classes else "depth", "num_classes": classes}
     if "neck_0/kernel" not in shapes:
@@ -421,5 +420,5 @@ def _assign(checkpoint: source.Checkpoint, model: DenseModel, *, reads_backbone:
     backbone = assign.variables_by_path(model.backbone)
     head = {path: value for path, value in assign.variables_by_path(model).items() if path not in backbone}
     variables = {**backbone, **head} if reads_backbone else head
-    assign.check(checkpoint, variables, skip=_UNUSED)
+    assign.check(checkpoint, variables, skip=_UNUSED_VARIABLES)
     assign.assign(checkpoint, model, variables)

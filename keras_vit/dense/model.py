@@ -13,7 +13,7 @@ from keras_vit import position
 from keras_vit._util.checks import one_of
 from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks, last_blocks
 from keras_vit.dense.heads import MapHead
-from keras_vit.dense.task import Depth, Segmentation
+from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model import preprocess
 from keras_vit.model.classify import single_images
 from keras_vit.model.config import ViTConfig
@@ -31,7 +31,7 @@ _ROWS = 64  # of a map of classes that are enlarged at a time
 
 
 def frame(pixels: np.ndarray, head: MapConfig, config: ViTConfig) -> np.ndarray:
-    """Return an image of 0..255 as float32 (1, height, width, channels), resized and padded as `head.framing` says."""
+    """Resize and pad an image of 0..255 as `head.framing` says: float32 (1, height, width, channels)."""
     size = framed_size(pixels.shape[:2], head, head.size or config.size)
     prepared: np.ndarray = preprocess.prepare(
         pixels, image_size=size, num_channels=config.num_channels, preprocessing=config.preprocessing
@@ -50,7 +50,7 @@ def frame(pixels: np.ndarray, head: MapConfig, config: ViTConfig) -> np.ndarray:
 
 
 def framed_size(sides: Size, head: MapConfig, size: Size) -> Size:
-    """Return the size to which an image of these sides is resized.
+    """Compute the size to which an image of these sides is resized.
 
     Sources: transformers' get_resize_output_image_size (models/dpt), MiDaS' Resize (depth_anything/util/transform.py).
     """
@@ -76,7 +76,7 @@ def framed_size(sides: Size, head: MapConfig, size: Size) -> Size:
 
 
 def to_image(output: np.ndarray, head: MapConfig, size: Size) -> np.ndarray:
-    """Return a model's map at the size of its image: class numbers, uint8 or int32, or depth, float32."""
+    """Resize a model's map to the size of its image: class numbers, uint8 or int32, or depth, float32."""
     if head.output == "classes":
         return _best_classes(output, size)
     depth = output.astype(np.float32)[..., None]
@@ -87,26 +87,26 @@ def to_image(output: np.ndarray, head: MapConfig, size: Size) -> np.ndarray:
         resized = position.resize(flat, size, source_grid=depth.shape[:2], prefix_tokens=0, method="bicubic")
         return resized.reshape(size)
     corners = head.result == "bilinear-corners"
-    return _along(_along(depth, 0, size[0], corners), 1, size[1], corners)[..., 0]
+    return _resize_axis(_resize_axis(depth, 0, size[0], corners), 1, size[1], corners)[..., 0]
 
 
 def _best_classes(logits: np.ndarray, size: Size) -> np.ndarray:
-    """Return the best class of each pixel, a few rows at a time: logits at the image's size would fill the memory."""
-    wide = _along(logits.astype(np.float32), 1, size[1], False)
+    """Find the best class of each pixel, a few rows at a time: logits at the image's size would fill the memory."""
+    wide = _resize_axis(logits.astype(np.float32), 1, size[1], False)
     first, share = neighbours(size[0], len(wide), align_corners=False)
     dtype = np.uint8 if logits.shape[-1] <= 256 else np.int32
     parts = [
-        _mix(wide, 0, first[start : start + _ROWS], share[start : start + _ROWS]).argmax(axis=-1).astype(dtype)
+        _interpolate(wide, 0, first[start : start + _ROWS], share[start : start + _ROWS]).argmax(axis=-1).astype(dtype)
         for start in range(0, size[0], _ROWS)
     ]
     return np.concatenate(parts)
 
 
-def _along(x: np.ndarray, axis: int, new: int, align_corners: bool) -> np.ndarray:
-    return _mix(x, axis, *neighbours(new, x.shape[axis], align_corners=align_corners))
+def _resize_axis(x: np.ndarray, axis: int, new: int, align_corners: bool) -> np.ndarray:
+    return _interpolate(x, axis, *neighbours(new, x.shape[axis], align_corners=align_corners))
 
 
-def _mix(x: np.ndarray, axis: int, first: np.ndarray, share: np.ndarray) -> np.ndarray:
+def _interpolate(x: np.ndarray, axis: int, first: np.ndarray, share: np.ndarray) -> np.ndarray:
     """Interpolate between the cells `first` and those that follow them along an axis."""
     weights = share.astype(np.float32).reshape(-1, *(1,) * (x.ndim - 1 - axis))
     low, high = np.take(x, first, axis), np.take(x, np.minimum(first + 1, x.shape[axis] - 1), axis)
@@ -124,7 +124,7 @@ class DenseModel(keras.Model):
     Args:
         backbone: the Vision Transformer. The model gets a copy of its weights, or its layers themselves if it has no
             head, as `backbone` of another DenseModel.
-        head: what the head reads and returns.
+        head: config of the head.
         name: name of the model.
 
     Input: float32 (batch, height, width, channels), as `preprocess` returns them.
@@ -189,7 +189,7 @@ class DenseModel(keras.Model):
         return self.backbone.preprocess(images)
 
     def predict_maps(self, images: Any) -> list[np.ndarray]:
-        """Return a map for every image at the image's own size, as the official code computes it.
+        """Compute a map for every image, at the image's own size, as the official code does.
 
         Args:
             images: as for `VisionTransformer.classify`: paths, folders, PIL images, arrays of 0..255, or a list.
@@ -219,7 +219,7 @@ class DenseModel(keras.Model):
         return maps
 
     def resized(self, image_size: int | tuple[int, int]) -> DenseModel:
-        """Return a new model with the same weights for another image size, as `VisionTransformer.resized` does.
+        """Copy the model for another image size, as `VisionTransformer.resized` does.
 
         Args:
             image_size: int or (height, width) in pixels.
@@ -230,10 +230,10 @@ class DenseModel(keras.Model):
         return self.with_config(self.config.replace(image_size=image_size))
 
     def with_config(self, config: ViTConfig, *, dtype: Any = None, labels: Any = None) -> DenseModel:
-        """Return a new model with the same weights and another config of the backbone, as `VisionTransformer`'s.
+        """Copy the model with another config of the backbone, as `VisionTransformer.with_config` does.
 
         Args:
-            config: config of the new backbone; what its weights depend on must agree.
+            config: config of the new backbone; fields on which the shapes of weights depend must agree.
             dtype: a Keras dtype policy or its name; None means this model's.
             labels: names of the classes; None means this model's.
 
@@ -248,7 +248,7 @@ class DenseModel(keras.Model):
         return other
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of `from_config`."""
+        """Arguments of `from_config`."""
         frozen = [name for name in self.head_layers if not self.get_layer(name).trainable]
         return {
             "backbone": self.backbone.get_config(),
@@ -259,7 +259,7 @@ class DenseModel(keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> DenseModel:
-        """Return a new model with initial weights from what `get_config` returned."""
+        """Build a model with initial weights from the result of `get_config`."""
         del custom_objects  # every layer is registered
         backbone = VisionTransformer.from_config(config["backbone"])
         model = cls(backbone, MapConfig(**config["head"]), name=config["name"])
@@ -273,7 +273,7 @@ class DenseModel(keras.Model):
             store[str(number)] = keras.ops.convert_to_numpy(variable)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what `save_own_variables` saved."""
+        """Load the weights that `save_own_variables` saved."""
         for number, variable in enumerate(self._unread_variables()):
             variable.assign(store[str(number)])
 
@@ -283,7 +283,7 @@ class DenseModel(keras.Model):
 
 
 def segmenter(backbone: VisionTransformer, num_classes: int, *, head: str = "linear", labels: Any = None) -> DenseModel:
-    """Return a model that gives each cell of an image a class: a backbone and a new head.
+    """Build a model that gives each cell of an image a class: a backbone and a new head.
 
     Args:
         backbone: a VisionTransformer; its weights are copied.
@@ -308,7 +308,7 @@ def segmenter(backbone: VisionTransformer, num_classes: int, *, head: str = "lin
 
 
 def depth(backbone: VisionTransformer, *, head: str = "dpt", max_depth: float | None = None) -> DenseModel:
-    """Return a model that estimates the depth of each cell of an image: a backbone and a new head.
+    """Build a model that estimates the depth of each cell of an image: a backbone and a new head.
 
     Args:
         backbone: a VisionTransformer; its weights are copied.
@@ -331,7 +331,6 @@ def depth(backbone: VisionTransformer, *, head: str = "dpt", max_depth: float | 
 
 
 def _new_model(backbone: VisionTransformer, head: str, **fields: Any) -> DenseModel:
-    """Return a model with a new head on a copy of a backbone."""
     one_of("head", head, HEADS)
     config = _plain_config(backbone)
     last = config.num_layers - 1
@@ -351,7 +350,7 @@ def _new_model(backbone: VisionTransformer, head: str, **fields: Any) -> DenseMo
 
 
 def _plain_config(backbone: VisionTransformer) -> ViTConfig:
-    """Return the config of a VisionTransformer without its head, whose last block computes all tokens."""
+    """Config of a VisionTransformer without its head, whose last block computes all tokens."""
     if not isinstance(backbone, VisionTransformer):
         raise ValueError(f"backbone must be a VisionTransformer. Received: {type(backbone).__name__}")
     config = backbone.config

@@ -47,7 +47,7 @@ def saved_model(
     - float_images: images, prepared float32 (B, height, width, channels) -> as serving_default, and logits (B, N).
     - uint8_images: images, pixels 0..255 of any one size -> as float_images.
 
-    All inputs and outputs are float32. A model without a head returns features everywhere. A model of maps answers with
+    All inputs and outputs are float32. A model without a head returns features everywhere. A DenseModel answers with
     classes, uint8 (B, height, width) of the image's size, or depth (B, rows, columns), and has no features. A model of
     other than 1 or 3 channels takes no image files: it has float_images, also as serving_default, and uint8_images.
 
@@ -80,7 +80,7 @@ def saved_model(
         >>> report.cosine > 0.9999
         True
     """
-    _check(model, top)
+    _check_model(model, top)
     if dtype is not None:
         one_of("dtype", dtype, DTYPES)
     batch_sizes = _warmup_sizes(warmup)
@@ -91,7 +91,7 @@ def saved_model(
     with temporary_path(path) as work:
         with measure_resources() as used:
             served = model.with_config(model.config, dtype=dtype) if dtype else model
-            file_signatures = _write(served, work, names=names, top=int(top))
+            file_signatures = _write_graph(served, work, names=names, top=int(top))
             _write_warmup(work, file_signatures, batch_sizes)
         report = verification.verify(model, work, verify)
         try:
@@ -103,20 +103,19 @@ def saved_model(
     return dataclasses.replace(report, path=path, warmup=sizes, seconds=used.seconds, peak_bytes=used.peak_bytes)
 
 
-def _check(model: VisionTransformer, top: int) -> None:
-    """Raise a ValueError if no SavedModel can be written."""
+def _check_model(model: VisionTransformer, top: int) -> None:
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"A SavedModel is written on Keras' TensorFlow back end. Received: {keras.backend.backend()}")
     if not isinstance(getattr(model, "config", None), ViTConfig):
         raise ValueError(
-            "saved_model writes VisionTransformers and models of maps; `model.export(path)` writes other Keras models. "
+            "saved_model writes VisionTransformers and DenseModels; `model.export(path)` writes other Keras models. "
             f"Received: {type(model).__name__}"
         )
     check_counts(top=top)
 
 
 def _warmup_sizes(warmup: Iterable[int] | None) -> list[int]:
-    """Return the batch sizes of the warm-up requests, as far as they can be written."""
+    """Check the batch sizes of the warm-up requests; none if the default cannot be written."""
     sizes: list[Any] = [1] if warmup is None else list(warmup) if isinstance(warmup, Iterable) else [None]
     if not all(is_count(size, least=1) for size in sizes):
         raise ValueError(f"warmup must be batch sizes >= 1, such as (1, 8); () means none. Received: {warmup!r:.200}")
@@ -127,7 +126,7 @@ def _warmup_sizes(warmup: Iterable[int] | None) -> list[int]:
     raise ImportError(f"Warm-up requests need `{install_command('serving')}`. Received: warmup={warmup!r:.200}")
 
 
-def _write(model: VisionTransformer, folder: Path, *, names: Sequence[str] | None, top: int) -> list[str]:
+def _write_graph(model: VisionTransformer, folder: Path, *, names: Sequence[str] | None, top: int) -> list[str]:
     """Write the SavedModel; return the signatures that take image files."""
     module, functions = server.build(model, labels=names, top=top)
     with tempfile.TemporaryDirectory() as scratch:

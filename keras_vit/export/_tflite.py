@@ -19,13 +19,11 @@ from keras_vit.export.exported import load_exported
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
-from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import FLOAT32, Operators
-from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.litert.writer import CONVERT
-from keras_vit.export.modes import Mode, load_mode
-from keras_vit.export.outliers import BUILT_IN
-from keras_vit.export.outliers import find as find_outliers
+from keras_vit.export.modes import Mode, Options, image_config, load_mode
+from keras_vit.export.outliers import DEFAULT_SAMPLES, find_outliers
 from keras_vit.export.quantize import Tokens, check_names, round_dense, rounding_lines
 from keras_vit.export.quantize import quantize as quantize_file
 from keras_vit.export.report import Report, measure_resources
@@ -36,7 +34,7 @@ from keras_vit.model.vision_transformer import VisionTransformer
 
 Result = TypeVar("Result")
 
-# Modes that need no images, the smaller first: what is left for a model that another mode does not fit.
+# Modes that need no images, the smaller first, which are tried when the files of another mode are too inexact.
 SAFER_MODES = ("dynamic", "float16")
 
 
@@ -67,7 +65,7 @@ def tflite(
     `image` is (batch, height, width, channels); `logits`, without a head `features`, are float32 as the model's output.
 
     Args:
-        model: a VisionTransformer, a model of maps, or another functional Keras model with one image input, one output
+        model: a VisionTransformer, a DenseModel, or another functional Keras model with one image input, one output
             and layers that each have a writer. The error of another model shows the lines that convert it.
         path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int16x8", "int4"), or a path to your own .toml
@@ -83,7 +81,7 @@ def tflite(
         input_dtype: "float32" for prepared images, "uint8" for pixels from 0 to 255, which the file scales itself.
         source_size: int or (height, width) of pixels that the file resizes itself; needs `input_dtype="uint8"`.
         resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
-        output: "logits" or "probabilities"; of a model of maps "logits" or "classes", uint8 (batch, height, width), the
+        output: "logits" or "probabilities"; of a DenseModel "logits" or "classes", uint8 (batch, height, width), the
             best class of every pixel at the image's size. Depth is always "depth".
         attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
         patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, for NPUs without SPACE_TO_DEPTH)
@@ -102,7 +100,7 @@ def tflite(
 
     Raises:
         ValueError: options are wrong or do not go together (all in one message), or images do not fit.
-        VerificationError: the file does not compute what the model does.
+        VerificationError: the file's outputs are too far from the model's.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file, or there is no .toml file of the mode.
         ImportError: the packages of `pip install "keras-vit-zoo[litert]"` are missing.
 
@@ -128,28 +126,22 @@ def _export(
     mode, options = _check_options(options, model, has_calibration=calibration is not None)
     if options.sizes:
         model = model.resized(**options.sizes)
-    calibration_images = _calibration_images(model, calibration, options, mode)
-    measured_images = _measured_images(model, calibration)
-    verification_images = _verification_images(model, images, calibration, options, mode)
+    measured, calibrating, compared = _choose_images(model, options, mode, calibration, images)
     with temporary_path(path) as work:
         with measure_resources() as used:
-            outliers = find_outliers(model, measured_images, mode.smoothing)
+            outliers = find_outliers(model, measured, mode.smoothing)
             options = dataclasses.replace(options, **outliers._asdict())
-            notes = _write(model, work, options, mode, calibration_images, progress=progress)
+            notes = _write_file(model, work, options, mode, calibrating, progress=progress)
         try:
             report = verify(
-                model,
-                work,
-                verification_images,
-                mode=mode,
-                threads=options.threads,
-                progress=progress,
-                **options.least,
+                model, work, compared, mode=mode, threads=options.threads, progress=progress, **options.least
             )
         except VerificationError as error:
-            notes += _passing_mode(model, work, options, mode, measured_images, verification_images)
+            notes += _find_passing_mode(model, work, options, mode, measured, compared)
             raise VerificationError("; ".join([str(error), *notes])) from None
-        resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
+        resize_error = None
+        if options.source_size is not None:
+            resize_error = _resize_error(model, compared, options, work.with_name("resize"))
         work.replace(path)
     return dataclasses.replace(
         report,
@@ -163,7 +155,7 @@ def _export(
 
 
 def _check_options(options: Options, model: keras.Model, *, has_calibration: bool) -> tuple[Mode, Options]:
-    """Return the mode, and the options with what follows from the mode and the model.
+    """Check all options at once, load the mode, and complete the options from the mode and the model.
 
     One ValueError has everything that is wrong with the options, does not go together or is impossible for the model. A
     FileNotFoundError names a missing .toml file.
@@ -184,12 +176,12 @@ def _check_options(options: Options, model: keras.Model, *, has_calibration: boo
         problems.append(f"{' and '.join(options.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
-    named = dataclasses.replace(options, class_names=names, patches=options.patches or mode.patches)
-    return mode, dataclasses.replace(named, storage=mode, norms=mode.norms)
+    patches = options.patches or mode.patches
+    return mode, dataclasses.replace(options, class_names=names, patches=patches, storage=mode, norms=mode.norms)
 
 
 def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
-    """Yield a sentence for each reason why no file of this model can be written directly."""
+    """Yield a sentence for each reason why this model cannot be written directly."""
     samples.image_shape(model)
     if not isinstance(model, keras.Function):
         yield f"the model must be a functional Keras model. Received: {type(model).__name__}. {CONVERT}"
@@ -201,7 +193,7 @@ def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
 
 
 def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | None:
-    """Return a function's result, or None with the message of its ValueError in `problems`."""
+    """Call a function; add the message of a ValueError to `problems` and return None."""
     try:
         return function()
     except ValueError as error:
@@ -209,34 +201,31 @@ def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | No
         return None
 
 
-def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
-    """Return calibration images as the file takes them; None without any, or if the mode does not use them."""
-    if images is None or not (mode.needs_calibration or mode.gptq):
-        return None
-    prepared = samples.prepared_images(model, images, "calibration")
-    if options.input_dtype == "float32":
-        return prepared
-    height, width = options.source_sides or model.input_shape[1:3]
-    return samples.to_pixels(model, images, (height, width, model.input_shape[-1]))
+def _choose_images(
+    model: keras.Model, options: Options, mode: Mode, calibration: Any, images: Any
+) -> tuple[np.ndarray, np.ndarray | None, Any]:
+    """Prepare the images on which outliers are measured, ranges are calibrated, and file and model are compared.
 
-
-def _measured_images(model: VisionTransformer, calibration: Any) -> np.ndarray:
-    """Return prepared images on which outliers are looked for."""
+    The second are as the file takes them, None if the mode does not use any. The third are None for built-in images.
+    """
+    is_float = options.input_dtype == "float32"
     if calibration is None:
-        return samples.images(image_config(model), BUILT_IN.stop)[BUILT_IN]
-    return samples.prepared_images(model, calibration, "calibration")
-
-
-def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
-    """Return the images on which file and model are compared; None for the built-in ones."""
-    if images is None and mode.needs_calibration:
-        images = calibration  # the file's ranges would cut off values of the built-in images
-    if images is not None and options.input_dtype == "float32":
+        measured = samples.images(image_config(model), max(DEFAULT_SAMPLES) + 1)[DEFAULT_SAMPLES]
+    else:
+        measured = samples.prepared_images(model, calibration, "calibration")
+    calibrating = None
+    if calibration is not None and (mode.needs_calibration or mode.gptq):
+        height, width = options.source_sides or model.input_shape[1:3]
+        shape = (height, width, model.input_shape[-1])
+        calibrating = measured if is_float else samples.to_pixels(model, calibration, shape)
+    if images is not None and is_float:
         images = samples.prepared_images(model, images, "verify")
-    return images
+    elif images is None and mode.needs_calibration:  # its ranges would cut off values of the built-in images
+        images = measured if is_float else calibration
+    return measured, calibrating, images
 
 
-def _write(
+def _write_file(
     model: VisionTransformer,
     path: Path,
     options: Options,
@@ -247,14 +236,25 @@ def _write(
 ) -> tuple[str, ...]:
     """Write the file from the model's weights, quantized, with its metadata and labels; return lines for the report."""
     unquantized = path.with_name("unquantized")
+    notes: tuple[str, ...] = ()
     if calibration is not None and not mode.uses_quantizer:
         build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(unquantized)
-        tokens = Tokens.of(model)
-        rounded = round_dense(unquantized, mode, calibration, tokens, progress=progress)
-        options = dataclasses.replace(options, rounded=rounded)
+        rounded = round_dense(unquantized, mode, calibration, Tokens.from_model(model), progress=progress)
+        options, notes = dataclasses.replace(options, rounded=rounded), rounding_lines(rounded)
         unquantized.unlink()
     builder = build_file(model, options)
-    builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
+    config = image_config(model)
+    outputs = [options.output_name(tasks.of_model(model).outputs), *["attention"] * options.attention]
+    content = metadata.pack_metadata(
+        dtype=options.input_dtype,
+        preprocessing=config.preprocessing,
+        num_channels=config.num_channels,
+        outputs=outputs,
+        has_labels=bool(options.class_names),
+        name=model.name,
+        description=f"Vision Transformer, {mode.name}",
+    )
+    builder.metadata(metadata.BUFFER_NAME, content)
     if mode.uses_quantizer:
         builder.make_names_unique()
         builder.write(unquantized)
@@ -266,46 +266,27 @@ def _write(
             check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if options.class_names:
         metadata.append_labels(path, options.class_names)
-    return rounding_lines(options.rounded)
+    return notes
 
 
-def _passing_mode(
+def _find_passing_mode(
     model: VisionTransformer, work: Path, options: Options, refused: Mode, measured: np.ndarray, images: Any
 ) -> tuple[str, ...]:
-    """Return a line that names the smallest of the safer modes whose file passes, if one does."""
+    """Find the smallest of the safer modes that passes the verification, and describe it in one line."""
     for mode in map(load_mode, SAFER_MODES):
         if mode.name == refused.name or mode.bits[0] < refused.bits[0]:
             continue
         outliers = find_outliers(model, measured, mode.smoothing)
         trial = dataclasses.replace(options, storage=mode, norms=mode.norms, rounded={}, **outliers._asdict())
-        _write(model, work, trial, mode, None, progress=False)
+        _write_file(model, work, trial, mode, None, progress=False)
         with contextlib.suppress(VerificationError):
             size, figures = verify(model, work, images, mode=mode, **options.least).lines()[:2]
             return (f"tried: quantize={mode.name!r} passes ({size.rpartition(': ')[2]}), {figures}",)
     return ()
 
 
-def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
-    """Return the metadata that apps read from the file."""
-    config = image_config(model)
-    outputs = [options.output_name(tasks.of_model(model).outputs)]
-    if options.attention:
-        outputs.append("attention")
-    return metadata.pack_metadata(
-        dtype=options.input_dtype,
-        preprocessing=config.preprocessing,
-        num_channels=config.num_channels,
-        outputs=outputs,
-        has_labels=bool(options.class_names),
-        name=model.name,
-        description=f"Vision Transformer, {mode.name}",
-    )
-
-
-def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float | None:
-    """Return the largest difference (0..255) of images that the file resizes from `preprocess`; None if it does not."""
-    if options.source_size is None:
-        return None
+def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float:
+    """Measure how far images that the file resizes are from `preprocess`: the largest difference, 0 to 255."""
     ops = Operators(Builder())
     given = image_input.add_image_input(ops, image_config(model), dataclasses.replace(options, batch=1))
     ops.builder.signature({"image": given.image}, {"prepared": given.tensor})

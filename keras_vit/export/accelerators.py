@@ -1,7 +1,7 @@
 """Run .tflite files by LiteRT's CompiledModel on a GPU, and count the operators that it takes.
 
-This file is also the program that does so in another process: drivers crash, and LiteRT describes each step on standard
-error. It imports nothing of the package at the top, which would take seconds.
+The module runs itself as a program in another process, because drivers crash and LiteRT describes each step on standard
+error. At the top it imports nothing of the package, which would take seconds.
 """
 
 import functools
@@ -20,17 +20,19 @@ import numpy as np
 
 ACCELERATORS = ("cpu", "gpu")
 TIMEOUT = 600.0  # seconds
-_SHARES = re.compile(r"^(\d+) operations will run on the GPU, and the remaining (\d+) operations", re.MULTILINE)
-_REFUSED = re.compile(r"not supported by GPU delegate:\n(.+)")
+_OPERATOR_COUNTS = re.compile(
+    r"^(\d+) operations will run on the GPU, and the remaining (\d+) operations", re.MULTILINE
+)
+_REFUSED_OPERATOR = re.compile(r"not supported by GPU delegate:\n(.+)")
 _NO_DEVICE = re.compile(r"initialize WebGPU|No adapters|libvulkan|accelerator could not be")
-_SOFTWARE = (
+_NO_GPU_ADVICE = (
     "LiteRT found no GPU (on Linux it needs Vulkan). Without one, Debian's package chromium computes in software: run "
     "again with the environment variables LD_LIBRARY_PATH=/usr/lib/chromium, VK_ICD_FILENAMES=/usr/lib/chromium/"
     "vk_swiftshader_icd.json and XDG_RUNTIME_DIR=/tmp"
 )
 # LiteRT's errors, and a library that the driver lacks. Errors within a line of another level are of vendors' plugins,
 # which are tried on every machine.
-_REASON = re.compile(r"^(?:(?:ERROR|Warning|\w+Error): |F\d{4} [^]\n]*\] )(.+)", re.MULTILINE)  # F: a failed check
+_ERROR_LINE = re.compile(r"^(?:(?:ERROR|Warning|\w+Error): |F\d{4} [^]\n]*\] )(.+)", re.MULTILINE)  # F: a failed check
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,9 @@ class Accelerated:
         return f"{self.taken} of {self.of} operators on the {self.accelerator}{reason}"
 
 
-def check_accelerator(name: str | None, path: Path) -> None:
+def check_accelerator(name: str, path: Path) -> None:
     """Raise a ValueError if there is no such accelerator, or none for such a file."""
-    if name not in (None, *ACCELERATORS):
+    if name not in ACCELERATORS:
         raise ValueError(f"accelerator must be one of {list(ACCELERATORS)}. Received: {name!r:.200}")
     if name == "gpu" and path.is_dir():
         raise ValueError(f"accelerator='gpu' is for .tflite files. Received: the folder {path}")
@@ -68,19 +70,19 @@ class CompiledRun:
 
     outputs: dict[str, np.ndarray]  # for all images
     milliseconds: float  # median time of an image
-    messages: str  # what LiteRT wrote, with the reasons for operators that stay on the CPU
+    messages: str  # of LiteRT, with the reasons for operators that stay on the CPU
 
 
 def run_on_gpu(path: Path, images: np.ndarray) -> tuple[CompiledRun, Accelerated]:
-    """Run a .tflite file on the GPU, and on the CPU what the GPU refuses; raise a ValueError if there is no GPU."""
+    """Run a .tflite file on the GPU; operators that it refuses run on the CPU. Raise a ValueError without a GPU."""
     try:
         run = run_compiled(path, images, hardware=("GPU", "CPU"))
     except ValueError as error:
         if _NO_DEVICE.search(str(error)):
-            raise ValueError(f"{_SOFTWARE}. Received: {error}") from None
+            raise ValueError(f"{_NO_GPU_ADVICE}. Received: {error}") from None
         raise
-    shares = _SHARES.search(run.messages)
-    refused = _REFUSED.search(run.messages)
+    shares = _OPERATOR_COUNTS.search(run.messages)
+    refused = _REFUSED_OPERATOR.search(run.messages)
     if shares is None:
         from keras_vit.export.exported import read_structure
 
@@ -112,7 +114,7 @@ def run_compiled(path: Path, images: np.ndarray, *, hardware: tuple[str, ...] = 
         except subprocess.TimeoutExpired:
             raise ValueError(f"{path} did not run on {' and '.join(hardware)} in {TIMEOUT:g} seconds") from None
         if done.returncode:
-            reasons = "; ".join(_REASON.findall(done.stderr)[:3]) or "LiteRT crashed"
+            reasons = "; ".join(_ERROR_LINE.findall(done.stderr)[:3]) or "LiteRT crashed"
             raise ValueError(
                 f"{path} cannot be run on {' and '.join(hardware)}: {reasons} (exit status {done.returncode})"
             )

@@ -14,7 +14,7 @@ from keras_vit._util.progress import track
 from keras_vit.export.litert.builder import schema
 
 Observer = Callable[[str, np.ndarray], None]  # takes the name and the values of an activation
-SMALLEST_PART = 0.7  # least side of a part of a calibration image that is enlarged, as a share of the image's
+SMALLEST_CROP = 0.7  # least side of a part of a calibration image that is enlarged, as a share of the image's
 
 
 class Operator(NamedTuple):
@@ -61,40 +61,38 @@ class FileGraph(NamedTuple):
         tensors = []
         for index, row in enumerate(rows):
             shape = tuple(map(int, row.ShapeAsNumpy())) if row.ShapeLength() else ()
-            is_constant = index in floats - computed
-            values = _float_values(content, model.Buffers(row.Buffer())).reshape(shape) if is_constant else None
+            values = None
+            if index in floats - computed:
+                buffer = model.Buffers(row.Buffer())
+                data = content[buffer.Offset() :][: buffer.Size()] if buffer.Offset() else buffer.DataAsNumpy()
+                values = np.asarray(data).view(np.float32).reshape(shape)
             tensors.append(TensorInfo(row.Name().decode(), shape, values))
         return cls(tuple(operators), tuple(tensors), image, frozenset(floats & computed))
 
     def name(self, operator: Operator) -> str:
-        """Return the name of an operator, which is that of its first output."""
+        """Name of an operator: that of its first output."""
         return self.tensors[operator.outputs[0]].name
 
     def input_name(self, operator: Operator) -> str:
-        """Return the name of an operator's first input."""
+        """Name of an operator's first input."""
         return self.tensors[operator.inputs[0]].name
 
     def kernel(self, operator: Operator) -> np.ndarray:
-        """Return the kernel of a dense layer, float32 (outputs, inputs)."""
+        """Kernel of a dense layer, float32 (outputs, inputs)."""
         name, shape, values = self.tensors[operator.inputs[1]]
         if values is None:
             raise ValueError(f"The kernel {name!r} {shape} is not a float32 constant; quantize a float32 file")
         return values
 
     def bias(self, operator: Operator) -> np.ndarray:
-        """Return the bias of a dense layer, float32 (outputs,); zeros without one."""
+        """Bias of a dense layer, float32 (outputs,); zeros without one."""
         index = operator.inputs[2]
         values = None if index < 0 else self.tensors[index].values
         return np.zeros(len(self.kernel(operator)), np.float32) if values is None else values
 
 
-def _float_values(content: np.ndarray, buffer: Any) -> np.ndarray:
-    data = content[buffer.Offset() :][: buffer.Size()] if buffer.Offset() else buffer.DataAsNumpy()
-    return np.asarray(data).view(np.float32)
-
-
 def check_images(graph: FileGraph, images: Any, purpose: str) -> np.ndarray:
-    """Return calibration images as the file takes them, or raise a ValueError that begins with `purpose`."""
+    """Check calibration images for a file; the ValueError for others begins with `purpose`."""
     shape = graph.tensors[graph.image].shape
     dtype = "float32" if graph.image in graph.activations else "uint8"
     expected = f"{purpose}: calibration images are {dtype} (count, {', '.join(map(str, shape[1:]))}), one or more"
@@ -109,13 +107,8 @@ def check_images(graph: FileGraph, images: Any, purpose: str) -> np.ndarray:
     return images
 
 
-def spread(images: np.ndarray, count: int) -> np.ndarray:
-    """Return at most so many of the images, evenly spread."""
-    return images[np.linspace(0, len(images) - 1, min(len(images), count)).astype(int)]
-
-
-def with_enlarged_parts(images: np.ndarray) -> np.ndarray:
-    """Return the images and, of each, a part at a random place, enlarged to the image's size.
+def add_enlarged_crops(images: np.ndarray) -> np.ndarray:
+    """Add to the images a random crop of each, enlarged to the image's size.
 
     GPTQ fits a few images so closely that it is worse on others. The parts are more images. Nothing is mirrored: a
     mirrored digit is no digit.
@@ -126,15 +119,15 @@ def with_enlarged_parts(images: np.ndarray) -> np.ndarray:
     random = np.random.default_rng(0)
     parts = np.empty_like(images)
     for image, part in zip(images, parts, strict=True):
-        rows, columns = (_part_matrix(side, random) for side in image.shape[:2])
+        rows, columns = (_crop_matrix(side, random) for side in image.shape[:2])
         values = np.einsum("rh,hwc,sw->rsc", rows, image, columns, optimize=True)
         part[...] = np.rint(values) if part.dtype == np.uint8 else values
     return np.concatenate([images, parts])
 
 
-def _part_matrix(side: int, random: np.random.Generator) -> np.ndarray:
-    """Return the matrix that interpolates a random part of a row of pixels linearly: (side, side)."""
-    length = side * random.uniform(SMALLEST_PART, 1)
+def _crop_matrix(side: int, random: np.random.Generator) -> np.ndarray:
+    """Matrix of a linear interpolation that enlarges a random part of a row of pixels, (side, side)."""
+    length = side * random.uniform(SMALLEST_CROP, 1)
     centres = random.uniform(0, side - length) + (np.arange(side) + 0.5) * length / side - 0.5
     centres = np.clip(centres, 0, side - 1)
     return np.maximum(0, 1 - np.abs(centres[:, None] - np.arange(side))).astype(np.float32)

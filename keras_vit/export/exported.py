@@ -10,7 +10,6 @@ import math
 import mmap
 import os
 import struct
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path, check_counts
-from keras_vit._util.progress import timed
 from keras_vit._util.text import install_command
 from keras_vit.export.litert.builder import IDENTIFIER, schema
 from keras_vit.export.litert.head import num_folded_weights
@@ -34,67 +32,14 @@ MAX_RANK = 4  # dimensions that GPUs and NPUs accept
 WEIGHT_SLACK = 0.2  # a file may be larger by this share of its weights, for scales and lookup tables,
 GRAPH_BYTES = 256 * 1024  # and by this much for its graph
 
-Arrays = dict[str, np.ndarray]  # by name
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+BATCH = 8  # images in a call where a file takes any number
+OUTPUTS = (*MAIN_OUTPUTS, "attention")
+IMAGE_SIGNATURES = ("float_images", "serving_default")  # of a SavedModel, that may take images
+FILE_SIGNATURES = ("serving_default",)  # that may take image files
 
-
-class LiteRTFile:
-    """A .tflite file that LiteRT runs; raises a ValueError if it cannot be loaded."""
-
-    def __init__(self, path: Path, threads: int) -> None:
-        from ai_edge_litert.interpreter import Interpreter
-
-        read_structure(path)
-        self._path = path
-        try:
-            interpreter = Interpreter(model_path=str(path), num_threads=threads)
-        except ValueError as error:
-            raise ValueError(f"{path} is not a LiteRT file that can be run: {str(error)[:MAX_REASON]}") from None
-        with self._errors():
-            interpreter.allocate_tensors()
-            signatures = list(interpreter.get_signature_list())
-            if not signatures:
-                raise ValueError(f"{path} has no signature, which names the inputs and outputs")
-            self._run = interpreter.get_signature_runner(signatures[0])
-            arguments, self._results = self._run.get_input_details(), self._run.get_output_details()
-        if len(arguments) != 1:
-            raise ValueError(f"{path} has inputs {list(arguments)!r:.200}; expected one, the image")
-        [(self._name, self._image)] = arguments.items()
-        batch, *shape = (int(side) if side > 0 else None for side in self._image["shape_signature"])
-        self.batch: int | None = batch
-        self.shape: tuple[int | None, ...] = tuple(shape)
-        self.dtype: str = "float32" if self._image["quantization"][0] else np.dtype(self._image["dtype"]).name
-
-    def call(self, images: np.ndarray) -> tuple[Arrays, float]:
-        """Return the outputs for images (batch, height, width, channels), and the seconds of the call."""
-        start = time.perf_counter()
-        with self._errors():
-            images = images.astype(self.dtype, copy=False)
-            outputs = self._run(**{self._name: _quantized(images, self._image)})
-        outputs = {key: _dequantized(values, self._results[key]) for key, values in outputs.items()}
-        return outputs, time.perf_counter() - start
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Replace LiteRT's errors about a file by a ValueError that names the file."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise ValueError(f"{self._path} cannot be run: {str(error)[:MAX_REASON]}") from None
-
-
-def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Return floats as the integers of a quantized tensor; unchanged for other tensors."""
-    (scale, zero_point), dtype = tensor["quantization"], tensor["dtype"]
-    if not scale:
-        return values.astype(dtype, copy=False)
-    limits = np.iinfo(dtype)
-    return np.rint(values / scale + zero_point).clip(limits.min, limits.max).astype(dtype)
-
-
-def _dequantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Return the integers of a quantized tensor as floats; unchanged for other tensors."""
-    scale, zero_point = tensor["quantization"]
-    return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values
+Outputs = dict[str, np.ndarray]  # by name
+Runner = Callable[[np.ndarray], np.ndarray]
 
 
 # ---- structure
@@ -154,7 +99,7 @@ def _parse(litert_schema: Any, content: memoryview) -> Structure:
 
 
 def _buffer_bytes(buffer: Any, file_bytes: int) -> int:
-    """Return the size of a buffer; raise a ValueError if the file ends before it does."""
+    """Size of a buffer in bytes; raise a ValueError if the file ends before the buffer."""
     field = buffer._tab.Offset(4)  # of `data` in the schema's table Buffer
     size = buffer.DataLength() if field else buffer.Size()
     start = buffer._tab.Vector(field) if field else buffer.Offset()
@@ -164,7 +109,7 @@ def _buffer_bytes(buffer: Any, file_bytes: int) -> int:
 
 
 def _storage(types: Any, tensors: list[Any], buffer_bytes: list[int]) -> str:
-    """Return `Structure.storage`: a tensor with content is a weight, one without an activation."""
+    """Find the mode of a file by its tensors: those with content are weights, the others activations."""
     floats: set[int] = set()
     weights: set[int] = set()
     activations: set[int] = set()
@@ -185,7 +130,7 @@ def _storage(types: Any, tensors: list[Any], buffer_bytes: list[int]) -> str:
 
 
 def find_problems(structure: Structure) -> list[str]:
-    """Return one phrase for each reason why a .tflite file does not run on every device."""
+    """List reasons why a .tflite file does not run on every device."""
     custom = sorted(name for name in structure.operators if name.startswith("CUSTOM"))
     variables = sorted(structure.operators & VARIABLE_OPERATORS)
     problems = []
@@ -199,7 +144,7 @@ def find_problems(structure: Structure) -> list[str]:
 
 
 def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
-    """Return the least and the most bytes that a file of the model may have, without labels.
+    """Compute the least and the most bytes that a file of the model may have, without labels.
 
     Some weights beside kernels are folded into the kernels, so the lower bound counts kernels alone. `size` is (height,
     width) of the file's input.
@@ -215,7 +160,7 @@ def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int])
 
 
 def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> list[str]:
-    """Return one phrase if the file's size is not within `expected_bytes`, else none."""
+    """Compare the file's size with `expected_bytes`; one phrase if it is outside, else none."""
     least, most = expected_bytes(model, mode, size)
     found = path.stat().st_size - _archive_bytes(path)
     if least <= found <= most:
@@ -224,7 +169,7 @@ def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: 
 
 
 def _archive_bytes(path: Path) -> int:
-    """Return the size of the zip archive at the end of a file, which holds labels of any length; 0 without one."""
+    """Size of the zip archive of labels at the end of a file; 0 without one."""
     if not zipfile.is_zipfile(path):
         return 0
     size = path.stat().st_size
@@ -235,21 +180,14 @@ def _archive_bytes(path: Path) -> int:
         return 0
 
 
-Outputs = dict[str, np.ndarray]  # by name
-Runner = Callable[[np.ndarray], np.ndarray]
-
-FLOATS = ("float16", "float32", "float64", "bfloat16")
-BATCH = 8  # images in a call where a file takes any number
-OUTPUTS = (*MAIN_OUTPUTS, "attention")
-IMAGE_SIGNATURES = ("float_images", "serving_default")  # of a SavedModel, that may take images
-FILE_SIGNATURES = ("serving_default",)  # that may take image files
+# ---- running
 
 
 @dataclass(frozen=True)
 class ExportedModel:
     """A loaded exported file."""
 
-    timed_call: Callable[[np.ndarray], tuple[Outputs, float]]  # of images (batch, height, width, channels); and seconds
+    call: Callable[[np.ndarray], Outputs]  # of images (batch, height, width, channels)
     shape: tuple[int | None, ...]  # (height, width, channels) of an image; None for any number
     batch: int | None  # images in a call; None for any number
     dtype: str  # "float32" for prepared images, even if the file quantizes them; "uint8" for pixels
@@ -257,11 +195,7 @@ class ExportedModel:
     call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
     is_bfloat16: bool = False  # whether weights are bfloat16
 
-    def call(self, images: np.ndarray) -> Outputs:
-        """Return the outputs for images (batch, height, width, channels)."""
-        return self.timed_call(images)[0]
-
-    def check(self, images: np.ndarray) -> None:
+    def check_images(self, images: np.ndarray) -> None:
         """Raise a ValueError for images of another type or shape than the file takes, or for none."""
         types = ("uint8",) if self.dtype == "uint8" else FLOATS
         sides, wanted = images.shape[1:], ", ".join(str(side or "any") for side in self.shape)
@@ -278,7 +212,7 @@ class ExportedModel:
             raise ValueError(f"The file needs at least one image. Received: an array of shape {images.shape}")
 
     def batches(self, images: np.ndarray, size: int = BATCH) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield batches of the file's size, else of `size`, each with the number of its images that are not padding."""
+        """Yield batches of the file's size, else of `size`, each with the number of its images without padding."""
         size = self.batch or size
         for start in range(0, len(images), size):
             part = images[start : start + size]
@@ -297,7 +231,7 @@ def load_exported(path: str | os.PathLike[str], threads: int = 2) -> ExportedMod
 
 
 def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
-    """Return a function that runs an exported file.
+    """Load an exported file as a function of images.
 
     Args:
         path: a SavedModel's folder or a .tflite file.
@@ -324,7 +258,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
     file = load_exported(path, threads)
 
     def run(images: np.ndarray) -> np.ndarray:
-        file.check(images := np.asarray(images))
+        file.check_images(images := np.asarray(images))
         batches = file.batches(images, len(images))
         return np.concatenate([main_output(file.call(batch))[:count] for batch, count in batches])
 
@@ -332,12 +266,12 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
 
 
 def main_name(outputs: Outputs) -> str:
-    """Return the name of the main output: the first of `MAIN_OUTPUTS` that there is, else the first output's."""
+    """Name of the main output: the first of `MAIN_OUTPUTS` that exists, else the first output."""
     return next(iter([*(name for name in MAIN_OUTPUTS if name in outputs), *outputs]))
 
 
 def main_output(outputs: Outputs) -> np.ndarray:
-    """Return the logits if there are some, else the probabilities, the features or the first output."""
+    """Main output: logits, else probabilities, features or the first output."""
     return outputs[main_name(outputs)]
 
 
@@ -359,7 +293,7 @@ def _load_saved_model(path: Path) -> ExportedModel:
     batch, *shape = spec.shape
     variables = [variable for signature in loaded.signatures.values() for variable in signature.variables]
     return ExportedModel(
-        functools.partial(timed, call),
+        call,
         tuple(shape),
         batch,
         spec.dtype.name,
@@ -372,7 +306,7 @@ def _load_saved_model(path: Path) -> ExportedModel:
 def _find_signature(
     loaded: Any, names: tuple[str, ...], *, rank: int, is_text: bool
 ) -> tuple[Callable[[Any], Outputs], Any] | None:
-    """Return the first signature with a single input of this rank, as a function, and the input's tf.TensorSpec."""
+    """Find the first signature with one input of this rank: a function, and the input's tf.TensorSpec."""
     for name in names:
         signature = loaded.signatures.get(name)
         if signature is None or len((signature.structured_input_signature or ((), {}))[1]) != 1:
@@ -397,5 +331,51 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
     check_counts(threads=threads)
     if importlib.util.find_spec("ai_edge_litert") is None:
         raise ImportError(f"Writing and running .tflite files needs `{install_command('litert')}`")
-    file = LiteRTFile(path, threads)
-    return ExportedModel(file.call, file.shape, file.batch, file.dtype, threads)
+    from ai_edge_litert.interpreter import Interpreter
+
+    read_structure(path)
+    try:
+        interpreter = Interpreter(model_path=str(path), num_threads=threads)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a LiteRT file that can be run: {str(error)[:MAX_REASON]}") from None
+    with _name_file_in_errors(path):
+        interpreter.allocate_tensors()
+        signatures = list(interpreter.get_signature_list())
+        if not signatures:
+            raise ValueError(f"{path} has no signature, which names the inputs and outputs")
+        run = interpreter.get_signature_runner(signatures[0])
+        arguments, results = run.get_input_details(), run.get_output_details()
+    if len(arguments) != 1:
+        raise ValueError(f"{path} has inputs {list(arguments)!r:.200}; expected one, the image")
+    [(name, image)] = arguments.items()
+    batch, *shape = (int(side) if side > 0 else None for side in image["shape_signature"])
+    dtype = "float32" if image["quantization"][0] else np.dtype(image["dtype"]).name
+
+    def call(images: np.ndarray) -> Outputs:
+        with _name_file_in_errors(path):
+            outputs = run(**{name: _quantize_input(images.astype(dtype, copy=False), image)})
+        return {key: _dequantize_output(values, results[key]) for key, values in outputs.items()}
+
+    return ExportedModel(call, tuple(shape), batch, dtype, threads)
+
+
+@contextlib.contextmanager
+def _name_file_in_errors(path: Path) -> Iterator[None]:
+    """Replace LiteRT's errors about a file by a ValueError that names the file."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ValueError(f"{path} cannot be run: {str(error)[:MAX_REASON]}") from None
+
+
+def _quantize_input(values: np.ndarray, tensor: Any) -> np.ndarray:
+    (scale, zero_point), dtype = tensor["quantization"], tensor["dtype"]
+    if not scale:
+        return values.astype(dtype, copy=False)
+    limits = np.iinfo(dtype)
+    return np.rint(values / scale + zero_point).clip(limits.min, limits.max).astype(dtype)
+
+
+def _dequantize_output(values: np.ndarray, tensor: Any) -> np.ndarray:
+    scale, zero_point = tensor["quantization"]
+    return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values

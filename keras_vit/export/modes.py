@@ -1,4 +1,4 @@
-"""Find and read quantization modes: converters/exports/*.toml, or a user's own file.
+"""Options of a .tflite file, and quantization modes: converters/exports/*.toml, or a user's own file.
 
 Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can list the modes at once.
 """
@@ -6,21 +6,38 @@ Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
+
 from keras_vit._util import files
-from keras_vit._util.checks import table_problems
+from keras_vit._util.checks import Count, as_python, field_rules, given, option, option_names, pair, table_problems
 from keras_vit._util.text import nearest
-from keras_vit.export.litert.operators import FLOAT32, INT4, INT8, STORAGES, Storage, StorageName
-from keras_vit.export.litert.options import Cosine, Fraction, Norms, Patches
+from keras_vit.export.litert.operators import (
+    FLOAT32,
+    INT4,
+    INT8,
+    STORAGES,
+    RoundedDense,
+    Storage,
+    StorageName,
+    StorageRules,
+)
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.task import Task, from_config
 
-FLOAT: Final = 32  # bits of tensors that a rule leaves as they are
-WITH_KERNELS = {"FULLY_CONNECTED", "CONV_2D"}
-
+Patches = Literal["dense", "convolution"]
+# How a norm computes the mean square and its reciprocal root: in floats, or in a way that integers of 16 bits keep.
+Norms = Literal["float", "int16"]
+Cosine = Annotated[float, "[-1, 1]"]
+Fraction = Annotated[float, "[0, 1]"]
 Ratio = Annotated[float, "[1, inf)"]
+
+FLOAT_BITS: Final = 32  # bits of tensors that a rule leaves as they are
+KERNEL_OPERATORS = {"FULLY_CONNECTED", "CONV_2D"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +48,7 @@ class Rule:
     weights: Literal[4, 8, 32]  # bits of constant inputs; 32 leaves them as they are
     # Bits of the other inputs and outputs: 8 or 16, with fixed ranges from calibration images; 32 leaves them floats,
     # which integer kernels quantize row by row in every call.
-    activations: Literal[8, 16, 32] = FLOAT
+    activations: Literal[8, 16, 32] = FLOAT_BITS
     names: str | None = None  # regular expression to find in the operator's name, as "block_0/mlp"; None fits all
     method: Literal["min_max", "gptq"] = "min_max"  # how a kernel is rounded: to the nearest, or by `gptq`
     block: Literal[32, 64, 128, 256] | None = None  # number of inputs that share a scale, of 4 bits; None: all
@@ -39,37 +56,37 @@ class Rule:
     @property
     def needs_calibration(self) -> bool:
         """True if it needs calibration images: for fixed ranges, or for GPTQ's statistics of a layer's inputs."""
-        return self.activations != FLOAT or self.method == "gptq"
+        return self.activations != FLOAT_BITS or self.method == "gptq"
 
     @property
-    def is_of_kernels(self) -> bool:
+    def only_stores_kernels(self) -> bool:
         """True if it says only how kernels are stored: such files are written without ai-edge-quantizer."""
         can_be_written = self.weights != 4 or "CONV_2D" not in self.operators
-        return self.activations == FLOAT and can_be_written and WITH_KERNELS.issuperset(self.operators)
+        return self.activations == FLOAT_BITS and can_be_written and KERNEL_OPERATORS.issuperset(self.operators)
 
     @property
     def storage(self) -> Storage:
         """Storage of the kernels of the rule's operators."""
-        return {4: dataclasses.replace(INT4, block=self.block), 8: INT8, FLOAT: FLOAT32}[self.weights]
+        return {4: dataclasses.replace(INT4, block=self.block), 8: INT8, FLOAT_BITS: FLOAT32}[self.weights]
 
     def fits(self, kind: str, name: str) -> bool:
-        """Return whether it is for an operator of a kind in the schema and a name."""
+        """True if the rule applies to an operator of a kind (its name in the schema) and a name."""
         return bool({"*", kind}.intersection(self.operators) and re.search(self.names or "", f"{name};"))
 
     @property
     def quantizes(self) -> bool:
         """True if it changes operators, instead of leaving them as they are."""
-        return min(self.weights, self.activations) < FLOAT
+        return min(self.weights, self.activations) < FLOAT_BITS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """How outliers are found on a few images and made smaller, by SmoothQuant (arXiv 2211.10438)."""
+    """Parameters of SmoothQuant (arXiv 2211.10438), which makes outliers smaller."""
 
     alpha: Fraction  # 0 leaves all in the activations, 1 moves all into the kernel; equation 4
     threshold: Ratio  # smoothing is applied where the largest channel exceeds the median one this many times
     # Channels of the residual stream above this many times the median one are scaled down; None leaves all. It is for
-    # modes in which the stream, or what is added to it, has one fixed range for all channels.
+    # modes in which the stream, or a tensor added to it, has one fixed range for all channels.
     stream: Ratio | None = None
 
 
@@ -91,26 +108,26 @@ class Mode:
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
     gptq: bool = False  # whether GPTQ rounds the kernels of dense layers where there are calibration images
-    norms: Norms = "float"  # how norms compute, see `litert.options`
+    norms: Norms = "float"  # how norms compute
 
     def rule(self, kind: str, name: str) -> Rule | None:
-        """Return the rule that applies to an operator of a kind in the schema and a name."""
+        """Find the rule that applies to an operator of a kind in the schema and a name."""
         return next((rule for rule in reversed(self.rules) if rule.fits(kind, name)), None)
 
     @property
     def uses_quantizer(self) -> bool:
         """True if the quantizer rewrites the written file."""
-        return not all(rule.is_of_kernels for rule in self.rules)
+        return not all(rule.only_stores_kernels for rule in self.rules)
 
     def storage_of(self, kind: str, name: str, *, few_rows: bool = False) -> Storage:
-        """Return how an operator's kernel, or the table that it adds, is written; see `StorageRules`."""
+        """Storage of an operator's kernel, or of the table that an ADD adds; see `StorageRules`."""
         if kind == "ADD":
             return STORAGES[self.tables]
         fitting = [rule.storage for rule in self.rules if rule.fits(kind, name) and not self.uses_quantizer]
         return fitting[-1] if fitting else STORAGES[self.storage].storage_of(kind, name, few_rows=few_rows)
 
     def rounds(self, name: str) -> bool:
-        """Return whether GPTQ rounds the kernel of a dense layer."""
+        """True if GPTQ rounds the kernel of a dense layer."""
         methods = [rule.method for rule in self.rules if rule.fits("FULLY_CONNECTED", name)]
         return methods[-1] == "gptq" if methods else self.gptq
 
@@ -128,9 +145,9 @@ class Mode:
         covered: set[str] = set()
         for rule in self.rules:
             if rule.names is None:
-                covered |= WITH_KERNELS if "*" in rule.operators else set(rule.operators)
+                covered |= KERNEL_OPERATORS if "*" in rule.operators else set(rule.operators)
         of_rules = [rule.weights for rule in self.rules]
-        return min(of_rules), max(of_rules) if covered >= WITH_KERNELS else FLOAT
+        return min(of_rules), max(of_rules) if covered >= KERNEL_OPERATORS else FLOAT_BITS
 
 
 def load_mode(name_or_path: str | os.PathLike[str]) -> Mode:
@@ -142,15 +159,16 @@ def load_mode(name_or_path: str | os.PathLike[str]) -> Mode:
     if path.suffix != ".toml":
         name = os.fspath(name_or_path)
         if name not in mode_names():
-            raise ValueError(f"{accepted}. Received: {name!r:.200}" + _nearest(name, mode_names()))
+            known = "".join(f"; the nearest is {mode!r}" for mode in nearest(name, mode_names()))
+            raise ValueError(f"{accepted}. Received: {name!r:.200}{known}")
         path = _folder() / f"{name}.toml"
     elif not path.is_file():
         raise FileNotFoundError(f"There is no file {path}. The modes of the package are given by name: {mode_names()}")
-    return _read(path)
+    return _parse_mode(path)
 
 
 def mode_names() -> list[str]:
-    """Return the names of the modes that come with the package."""
+    """Names of the modes that come with the package."""
     return sorted(path.stem for path in _folder().glob("*.toml"))
 
 
@@ -158,7 +176,7 @@ def _folder() -> Path:
     return files.data_folder("converters") / "exports"
 
 
-def _read(path: Path) -> Mode:
+def _parse_mode(path: Path) -> Mode:
     table = files.read_toml(path)
     found = list(table_problems(table, Mode, path.name, given=["name"]))
     if found := found or list(_value_problems(table, path.name)):
@@ -185,7 +203,7 @@ def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
 
 
 def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
-    if rule["weights"] == FLOAT and rule.get("activations", FLOAT) != FLOAT:
+    if rule["weights"] == FLOAT_BITS and rule.get("activations", FLOAT_BITS) != FLOAT_BITS:
         yield f"{where} has integer activations and float weights, which no kernel multiplies"
     if not rule["operators"]:
         yield f"{where}.operators is empty; '*' means all"
@@ -202,5 +220,106 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
         yield f"{where}.names is not a regular expression: {error}. Received: {rule['names']!r:.200}"
 
 
-def _nearest(value: str, known: Iterable[str]) -> str:
-    return "".join(f"; the nearest is {name!r}" for name in nearest(value, known))
+# ---- options of a file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `export.tflite` and `keras-vit export`, and values that follow from them."""
+
+    quantize: Any = option("dynamic", "A mode (none, float16, dynamic, int8 ...) or a .toml file.")
+    batch: Count | None = option(1, "Images per call; 0: any number.")  # None in Python
+    image_size: Any = option(None, "Pixels: 384 or HEIGHTxWIDTH.", is_size=True)
+    patch_size: Any = option(None, "Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.", is_size=True)
+    input_dtype: Literal["float32", "uint8"] = option(
+        "float32", "float32 (preprocessed images) or uint8 (pixels).", flag="--input"
+    )
+    source_size: Any = option(None, "Size of the images that the file resizes itself.", is_size=True)
+    resize: Literal["exact", "builtin"] = option("exact", "Resize method: exact (as preprocess) or builtin.")
+    output: Literal["logits", "probabilities", "classes"] = option(
+        "logits", "logits or probabilities; of a DenseModel logits or classes."
+    )
+    attention: bool = option(False, "Also output the class token's attention.")
+    patches: Patches | None = option(None, "How patches are embedded: dense or convolution; default: the mode's.")
+    labels: Any = option(None, "A list of the zoo, or a text file with one class per line.")
+    least_cosine: Cosine | None = option(
+        None, "Least cosine similarity, also of differences between images; default: the mode's."
+    )
+    least_agreement: Fraction | None = option(
+        None, "Least share of images with the same best class or a near tie; default: the mode's."
+    )
+    threads: Count = option(2, "Threads for timing the file.")
+
+    storage: StorageRules = FLOAT32  # the mode's
+    norms: Norms = "float"  # the mode's
+    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> its new weights
+    class_names: Sequence[str] | None = None  # in the order of the logits
+    # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
+    # divided by them, which moves outliers of activations into the kernel (SmoothQuant, arXiv 2211.10438).
+    smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
+    # "block_3/norm1" -> constants (hidden_size,) that are subtracted from the norm's result, before its gain, and added
+    # again in the next bias: channels that are nearly constant need no range (Outlier Suppression+, arXiv 2304.09145).
+    shifts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    # (hidden_size,) above 0: the residual stream keeps its channels multiplied by them, which takes large ones out of
+    # the ranges that integers must cover. None is all 1.
+    scales: np.ndarray | None = None
+
+    @property
+    def source_sides(self) -> tuple[int, int] | None:
+        """`source_size` as (height, width)."""
+        return None if self.source_size is None else pair(self.source_size, "source_size")
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """`image_size` and `patch_size`, if given."""
+        return given(image_size=self.image_size, patch_size=self.patch_size)
+
+    @property
+    def least(self) -> dict[str, Any]:
+        """The thresholds, as `export.verify` takes them."""
+        return {"least_cosine": self.least_cosine, "least_agreement": self.least_agreement}
+
+    def output_name(self, outputs: Sequence[str]) -> str:
+        """Name of the file's first output: `output` if the model's task has it, else the task's first."""
+        return self.output if self.output in outputs else outputs[0]
+
+    def check(self, config: ViTConfig) -> None:
+        """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
+        if problems := [*self.problems(), *self.model_problems(config, from_config(config))]:
+            raise ValueError("Options: " + "; ".join(problems))
+
+    def problems(self) -> Iterator[str]:
+        """Yield one sentence for each option that is wrong for every model."""
+        rules = field_rules(Options)
+        for name in option_names(Options):
+            yield from rules[name].problems(as_python(getattr(self, name)), name)
+        try:
+            _ = self.source_sides
+        except ValueError as error:
+            yield str(error)
+
+    def model_problems(self, config: ViTConfig, task: Task) -> Iterator[str]:
+        """Yield one sentence for each option that a file of this model cannot have."""
+        if self.source_size is not None and self.input_dtype != "uint8":
+            yield (
+                "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
+                f"Received: {self.input_dtype!r}"
+            )
+        if self.output == "probabilities" != self.output_name(task.outputs):
+            yield f"output='probabilities' needs a head. Received: a model of num_classes={config.num_classes}"
+        if self.output == "classes" != self.output_name(task.outputs):
+            yield f"output='classes' needs a model with a class for every pixel. Received: outputs {list(task.outputs)}"
+        if self.attention and not (config.class_token and config.has_attention):
+            received = "class token" if config.has_attention else "attention"
+            yield f"attention=True needs attention and a class token. Received: a model without {received}"
+
+
+def image_config(model: Any) -> ViTConfig:
+    """Config with size, channels and preprocessing of a model's images: its own, or for another Keras
+    model one with the default preprocessing.
+    """
+    own = getattr(model, "config", None)
+    if isinstance(own, ViTConfig):
+        return own
+    _, height, width, channels = model.input_shape
+    return ViTConfig(image_size=(height, width), patch_size=1, num_channels=channels, num_classes=0)

@@ -1,8 +1,8 @@
-"""Find the outliers of a model: channels of tokens that are so large that integers lose the others beside them.
+"""Find the outliers of a model: channels of tokens so large that integers lose the precision of the others.
 
-Trained Vision Transformers have some: a few channels far from zero in every token, which the gains of the norms then
-suppress, gains that are many times the others', and single tokens with huge channels. Everything here is undone in the
-weights of the next layers, so that the file computes the same function.
+Trained Vision Transformers have channels that are far from zero in every token, which the gains of the norms then
+suppress, gains many times larger than others, and single tokens with huge channels. The weights of the next layers undo
+all factors, so that the file computes the same function.
 """
 
 from __future__ import annotations
@@ -12,26 +12,24 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_vit.export.calibration import spread
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Builder, Tensor
-from keras_vit.export.litert.emit import write_model
 from keras_vit.export.litert.folding import Array, float64
+from keras_vit.export.litert.head import write_model
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.writer import FileWriter
-from keras_vit.export.modes import Smoothing
+from keras_vit.export.modes import Options, Smoothing
 from keras_vit.model import layers as vit
 from keras_vit.model.layers import runtime
 
-FINAL = "encoder_norm"
-IN_MLP = "/mlp/norm"  # end of the names of norms that do not read the residual stream
+FINAL_NORM = "encoder_norm"
+MLP_NORM = "/mlp/norm"  # end of the names of norms that do not read the residual stream
 NUM_IMAGES = 8  # the factors depend on the largest values alone, which few images show
-BUILT_IN = slice(0, 4, 3)  # of the built-in images two, smooth and noise: every export has to run them
+DEFAULT_SAMPLES = [0, 3]  # two of the built-in images, smooth and noise: every export runs the model on them
 BATCH = 2  # images in a call, for few activations in memory
-LEVELS = 127  # steps of an 8-bit constant
-LARGEST = 127  # |value| of the residual stream; its square, with room, is a quarter of the largest float16
-ROOM = 2  # a channel that is scaled down is then at most this many times the median one
+INT8_LEVELS = 127  # steps of an 8-bit constant
+LARGEST_STREAM_VALUE = 127  # |value| of the residual stream; its square, with room, is a quarter of the largest float16
+MAX_OUTLIER_RATIO = 2  # of a scaled channel's largest value to the median channel's
 
 
 class Outliers(NamedTuple):
@@ -42,7 +40,7 @@ class Outliers(NamedTuple):
     shifts: dict[str, Array] = {}
 
 
-def find(model: keras.Model, images: np.ndarray, smoothing: Smoothing | None) -> Outliers:
+def find_outliers(model: keras.Model, images: np.ndarray, smoothing: Smoothing | None) -> Outliers:
     """Measure activations on some of these prepared images and return the factors that make them easier to quantize.
 
     In every mode the residual stream is scaled by a power of two, which is exact, if a square comes near the largest
@@ -68,20 +66,22 @@ def find(model: keras.Model, images: np.ndarray, smoothing: Smoothing | None) ->
     scales = np.ones(len(stream))
     if is_centered and smoothing is not None and smoothing.stream is not None:
         scales = _stream_scales(stream, smoothing.stream)
-    half = 0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST, 1)))) if is_centered else 1
-    found = Outliers(None if (scales * half == 1).all() else scales * half, {}, {})
+    power = (
+        0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST_STREAM_VALUE, 1)))) if is_centered else 1
+    )
+    outliers = Outliers(None if (scales * power == 1).all() else scales * power, {}, {})
     if smoothing is not None:
         write_model(file)
         for name, largest_weights in file.largest_weights.items():
             if name in ranges:
-                factors_in = 1.0 if name.endswith(IN_MLP) else scales
+                factors_in = 1.0 if name.endswith(MLP_NORM) else scales
                 gains = np.abs(float64(file.norms[name].gamma))
                 weights = _above_zero(largest_weights * gains / factors_in)
-                _balance(found, name, ranges[name] * factors_in, weights, smoothing)
-    return found
+                _balance(outliers, name, ranges[name] * factors_in, weights, smoothing)
+    return outliers
 
 
-def _balance(found: Outliers, name: str, extremes: Array, weights: Array, smoothing: Smoothing) -> None:
+def _balance(outliers: Outliers, name: str, extremes: Array, weights: Array, smoothing: Smoothing) -> None:
     """Add the factors and the shift of a norm, where it needs them.
 
     `extremes` are the least and the largest value of each channel of its result, `weights` the largest |kernel|.
@@ -91,44 +91,44 @@ def _balance(found: Outliers, name: str, extremes: Array, weights: Array, smooth
     impact = _above_zero(np.maximum(-least, most))
     is_constant = (np.abs(middle) > reach) & (np.abs(middle) > smoothing.threshold * np.median(impact))
     if is_constant.any():
-        found.shifts[name] = np.where(is_constant, middle, 0)
+        outliers.shifts[name] = np.where(is_constant, middle, 0)
         impact = _above_zero(np.where(is_constant, reach, impact))
     if max(side.max() / np.median(side) for side in (impact, weights)) > smoothing.threshold:
         factors = weights ** (1 - smoothing.alpha) / impact**smoothing.alpha
-        found.smoothing[name] = factors if smoothing.stream is None else on_grid(factors)
+        outliers.smoothing[name] = factors if smoothing.stream is None else round_to_int8_steps(factors)
 
 
 class _BuilderWithoutWeights(Builder):
-    """A builder of a file that is not written: only what the writers learn about the model is of interest."""
+    """Builder of a file that is not written: the writers run only to collect norms and largest weights."""
 
     def constant(self, array: np.ndarray, name: str) -> Tensor:
         """Add a constant without its values."""
         return self._tensor(name, array.shape, array.dtype.name)
 
 
-def on_grid(values: Array) -> Array:
-    """Return values above 0 as integer multiples of the largest / 127, at least one: 8-bit constants keep them exactly.
+def round_to_int8_steps(values: Array) -> Array:
+    """Round values above 0 to integer multiples of the largest / 127, at least one: exact as 8-bit constants.
 
-    The kernels that follow are divided by these very values.
+    The kernels that follow are divided by the rounded values.
     """
-    step = values.max() / LEVELS
+    step = values.max() / INT8_LEVELS
     return np.maximum(np.rint(values / step), 1) * step
 
 
 def _stream_scales(maxima: Array, most: float) -> Array:
-    """Return what the channels of the residual stream are multiplied by: 1 but for outliers."""
+    """Factors of the channels of the residual stream: below 1 for outliers, else 1."""
     median = max(np.median(maxima), 1e-30)
     is_outlier = maxima > most * median
     scales = np.ones(len(maxima))
     if is_outlier.any():
         # A norm multiplies the squares by 1 / scale**2 - 1, an 8-bit constant.
-        missing = on_grid((maxima[is_outlier] / (ROOM * median)) ** 2 - 1)
+        missing = round_to_int8_steps((maxima[is_outlier] / (MAX_OUTLIER_RATIO * median)) ** 2 - 1)
         scales[is_outlier] = 1 / np.sqrt(1 + missing)
     return scales
 
 
 def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tuple[Array, dict[str, Array]]:
-    """Return the largest |value| of each channel of the residual stream, (width,), and the least and the largest value
+    """Measure the largest |value| of each channel of the residual stream, (width,), and the least and largest value
     of each channel of the blocks' and the final norm before their gains, (2, width).
     """
     stream: Array = np.zeros(1)
@@ -136,26 +136,26 @@ def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tupl
 
     def update(name: str, tensor: Any) -> None:
         nonlocal stream
-        if not name.startswith("block_") and name != FINAL:
+        if not name.startswith("block_") and name != FINAL_NORM:
             return
         tokens = folding.center(np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))))
         tokens = tokens.reshape(-1, tokens.shape[-1])
-        if not name.endswith(IN_MLP):
+        if not name.endswith(MLP_NORM):
             stream = np.maximum(stream, np.abs(tokens).max(axis=0))
         tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + last_block.norm1.epsilon)
         least, most = ranges.get(name, (np.inf, -np.inf))
         ranges[name] = np.array([np.minimum(least, tokens.min(axis=0)), np.maximum(most, tokens.max(axis=0))])
 
-    tokens_of = keras.Function(model.inputs[0], last_block.output)
-    images = spread(images, NUM_IMAGES)
+    run_blocks = keras.Function(model.inputs[0], last_block.output)
+    images = images[np.linspace(0, len(images) - 1, min(len(images), NUM_IMAGES)).astype(int)]
     for start in range(0, len(images), BATCH):
         with runtime.observe_norms(update):
-            tokens = tokens_of(images[start : start + BATCH])
-        update(FINAL, tokens)  # where the final norm follows the pooling, its tokens are the means of these
+            tokens = run_blocks(images[start : start + BATCH])
+        update(FINAL_NORM, tokens)  # where the final norm follows the pooling, its tokens are the means of these
     return stream, ranges
 
 
 def _above_zero(values: Array) -> Array:
-    """Return float64 maxima of channels; channels that are never used get a very small one."""
+    """Convert maxima of channels to float64; channels that are never used get a very small one."""
     values = values.astype(np.float64)
     return np.maximum(values, 1e-5 * max(values.max(), 1e-30))

@@ -19,17 +19,18 @@ import numpy as np
 
 from keras_vit._util.progress import track
 from keras_vit._util.text import install_command, suggestion
-from keras_vit.export.calibration import FileGraph, check_images, ignore_memory_warning, observe, with_enlarged_parts
+from keras_vit.export.calibration import FileGraph, add_enlarged_crops, check_images, ignore_memory_warning, observe
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
 from keras_vit.export.litert.operators import Integers, RoundedDense, Storage
-from keras_vit.export.litert.options import image_config
-from keras_vit.export.modes import FLOAT, Mode, Rule
+from keras_vit.export.modes import FLOAT_BITS, Mode, Rule, image_config
 from keras_vit.model.vision_transformer import VisionTransformer
 
+# ---- GPTQ (arXiv 2210.17323)
+
 DAMPING = 0.01  # share of the mean diagonal; section 3.3
-COLUMNS = 64  # columns of a block, whose errors later blocks take at once; section 3.3, which uses 128
+BLOCK_COLUMNS = 64  # columns of a block, whose errors later blocks take at once; section 3.3, which uses 128
 SWEEPS = 2  # over all columns, after which few integers change
-SHARES = np.linspace(1, 0.6, 9)  # of the largest weight, at which scales may end
+SCALE_SHARES = np.linspace(1, 0.6, 9)  # of the largest weight, at which scales may end
 
 
 def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: float = DAMPING) -> Integers:
@@ -52,8 +53,8 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: flo
     damped = _damped(hessian, damping)[np.ix_(order, order)]
     factor = np.linalg.cholesky(np.linalg.inv(damped)).T.astype(np.float32)
     integers = np.empty(kernel.shape, np.int8)
-    for start in range(0, len(order), COLUMNS):
-        stop = min(start + COLUMNS, len(order))
+    for start in range(0, len(order), BLOCK_COLUMNS):
+        stop = min(start + BLOCK_COLUMNS, len(order))
         errors = np.empty((stop - start, len(kernel)), np.float32)
         for i in range(start, stop):
             rounded = np.rint(weights[i] / steps[i]).clip(storage.least, storage.largest)
@@ -62,11 +63,11 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: flo
             weights[i + 1 : stop] -= np.outer(factor[i, i + 1 : stop], error)
         weights[stop:] -= factor[start:stop, stop:].T @ errors
     if storage.bits < 8:
-        _round_again(integers, kernel, scales, _damped(hessian, damping), storage)
+        _refine_rounding(integers, kernel, scales, _damped(hessian, damping), storage)
     return Integers(integers, scales)
 
 
-def _round_again(
+def _refine_rounding(
     integers: np.ndarray, kernel: np.ndarray, scales: np.ndarray, hessian: np.ndarray, storage: Storage
 ) -> None:
     """Move each integer, in place, to where the squared error of the layer's outputs is least, the others fixed."""
@@ -74,8 +75,8 @@ def _round_again(
     diagonal, hessian = np.diag(hessian), hessian.astype(np.float32)
     current = integers.T.astype(np.float32)
     pull = hessian @ (kernel.T - current * steps)
-    for start in [*range(0, len(steps), COLUMNS)] * SWEEPS:
-        stop = min(start + COLUMNS, len(steps))
+    for start in [*range(0, len(steps), BLOCK_COLUMNS)] * SWEEPS:
+        stop = min(start + BLOCK_COLUMNS, len(steps))
         moved = np.zeros((stop - start, len(kernel)), np.float32)
         for i in range(start, stop):
             left = pull[i] - hessian[i, start:i] @ moved[: i - start]
@@ -87,9 +88,9 @@ def _round_again(
 
 
 def _least_error_scales(kernel: np.ndarray, squares: np.ndarray, storage: Storage) -> np.ndarray:
-    """Return for each block the scale, of some, with the least error of the outputs if inputs were independent."""
+    """Choose for each block the scale with the least error of the outputs, as if inputs were independent."""
     best, least = storage.scales(kernel), np.inf
-    for share in SHARES:
+    for share in SCALE_SHARES:
         scales = storage.scales(kernel, share)
         steps = scales.repeat(kernel.shape[1] // scales.shape[1], axis=1)
         rounded = np.rint(kernel / steps).clip(storage.least, storage.largest) * steps
@@ -99,15 +100,16 @@ def _least_error_scales(kernel: np.ndarray, squares: np.ndarray, storage: Storag
 
 
 def _damped(hessian: np.ndarray, damping: float) -> np.ndarray:
-    """Return the Hessian, float64, with more on its diagonal."""
     diagonal = np.diag(hessian)
     return hessian + np.diag(np.where(diagonal > 0, 0.0, 1.0) + damping * max(diagonal.mean(), 1e-30))
 
 
-NUM_SHOWN = 5  # layers
+# ---- dense layers of a file
+
+NUM_REPORTED = 5  # layers
 # Least weight of all tokens that the head reads, together, as a share of the number of all tokens. An error in one of
 # the others reaches the head through attention alone.
-FINAL_WEIGHT = 0.25
+FINAL_TOKENS_WEIGHT = 0.25
 
 
 class Tokens(NamedTuple):
@@ -117,17 +119,17 @@ class Tokens(NamedTuple):
     final: int
 
     @classmethod
-    def of(cls, model: Any) -> Self:
-        """Return those of a model; other models than a VisionTransformer may read all tokens."""
+    def from_model(cls, model: Any) -> Self:
+        """Count the tokens of a model; other models than a VisionTransformer may read all tokens."""
         config = image_config(model)
         is_whole = isinstance(model, VisionTransformer)
         return cls(config.num_tokens, config.num_final_tokens if is_whole else config.num_tokens)
 
     def weights(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the weight of each row of a layer's inputs in sums of squares, (rows, 1)."""
+        """Weights of a layer's input rows in sums of squares, (rows, 1)."""
         weights = np.ones(shape[:-1], np.float32)
         if len(shape) == 3 and shape[1] == self.total:
-            weights[:, : self.final] = max(1, FINAL_WEIGHT * self.total / self.final)
+            weights[:, : self.final] = max(1, FINAL_TOKENS_WEIGHT * self.total / self.final)
         return weights.reshape(-1, 1)
 
 
@@ -142,7 +144,7 @@ class _Sums(NamedTuple):
 def round_dense(
     source: str | os.PathLike[str], mode: Mode, images: Any, tokens: Tokens, *, progress: bool = False
 ) -> dict[str, RoundedDense]:
-    """Return what replaces the weights of dense layers, by name.
+    """Round the kernels of dense layers and correct their biases; results by the layer's name.
 
     Kernels are rounded by GPTQ. The error that is left of the mean input goes to the bias.
 
@@ -160,7 +162,7 @@ def round_dense(
         layer: mode.storage_of(layer.kind, graph.name(layer)) for layer in dense if mode.rounds(graph.name(layer))
     }
     if any(storage.bits == 4 for storage in layers.values()):
-        images = with_enlarged_parts(images)
+        images = add_enlarged_crops(images)
     inputs = {graph.input_name(layer) for layer in layers}
     sums: dict[str, _Sums] = {}
 
@@ -180,30 +182,33 @@ def round_dense(
         # rounding would fit them, and no others.
         rounded = gptq(kernel, products, storage, damping=max(DAMPING, len(mean) / rows))
         error = kernel - rounded.floats()
-        power, lost = (float(np.sum(one @ products * one)) for one in (kernel, error))
+        power, lost = (float(np.sum(weights @ products * weights)) for weights in (kernel, error))
         noise = lost / power if power > 0 and rows >= len(mean) else 0.0
         result[graph.name(layer)] = RoundedDense(rounded, bias + error @ mean, noise)
     return result
 
 
 def rounding_lines(rounded: Mapping[str, RoundedDense]) -> tuple[str, ...]:
-    """Return lines of a report that name the layers whose outputs changed most."""
-    worst = sorted(rounded, key=lambda name: rounded[name].noise, reverse=True)[:NUM_SHOWN]
+    """Name the layers whose outputs changed most, as lines of the report."""
+    worst = sorted(rounded, key=lambda name: rounded[name].noise, reverse=True)[:NUM_REPORTED]
     shown = [f"{name} {-10 * np.log10(rounded[name].noise):.0f} dB" for name in worst if rounded[name].noise > 0]
     return (f"least SQNR of outputs by rounded kernels: {', '.join(shown)}",) if shown else ()
 
 
+# ---- fixed ranges, by ai-edge-quantizer
+
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]
 
-# A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
-# range of these tensors of a norm ends at `times` the median, and that token is normalized less.
-CUT = {re.compile(r"norm\d?/(square|square/mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
-PART = "/large/sum"  # end of the name of a part of ".../whole", which has no more than this
+# A token with a huge channel has a far larger variance than the others, which a range for all would round to zero.
+# So the range of these tensors of a norm ends at some times their median, and that token is normalized less.
+LARGEST_TO_MEDIAN = 8.0
+VARIANCES = re.compile(r"norm\d?/(square|square/mean|variance|whole|safe)$")  # names of these tensors
+PARTIAL_SUM = "/large/sum"  # end of the name of a part of ".../whole", which is not larger
 # 16 bits have room for values beyond those of the calibration images. A norm's result needs none, and clips the token
 # that is normalized less.
-HEADROOM = 2.0
-NORMALIZED = re.compile(r"norm\d?(/normal|/shifted)?$")
+INT16_RANGE_FACTOR = 2.0
+NORM_RESULT = re.compile(r"norm\d?(/normal|/shifted)?$")
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 
 
@@ -220,31 +225,25 @@ def quantize(
     The weights lie inside of the flatbuffer, aligned, unless it would exceed 2 GB: LiteRT and OpenVINO run such files.
     `calibration` is for modes with `needs_calibration`: (count, height, width, channels) of the input's dtype.
     """
-    package = _import_quantizer()
+    try:
+        import ai_edge_quantizer as package
+        from ai_edge_quantizer import algorithm_manager, qtyping, quantizer  # noqa: F401
+    except ImportError:
+        raise ImportError(f"Quantizing with calibration or to 4 bits needs `{install_command('litert')}`") from None
     content = np.memmap(source, np.uint8, "c")  # the quantizer takes a buffer that could be written
     graph = FileGraph.read(content)
     recipe = _recipe(package, graph, mode)
     ranges = None
     if mode.needs_calibration:
         ranges = _measure_ranges(source, graph, check_images(graph, calibration, mode.name), progress=progress)
-        _add_headroom(ranges, graph, mode)
-    quantizer = package.quantizer.Quantizer(content.data, recipe)
+        _widen_int16_ranges(ranges, graph, mode)
+    rewriter = package.quantizer.Quantizer(content.data, recipe)
     with _status("Quantizing", show=progress), ignore_memory_warning():
-        result = quantizer.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
+        result = rewriter.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
     Path(target).write_bytes(_store_inline(result.quantized_model))
 
 
-def _import_quantizer() -> Any:
-    try:
-        import ai_edge_quantizer
-        from ai_edge_quantizer import algorithm_manager, qtyping, quantizer  # noqa: F401
-    except ImportError:
-        raise ImportError(f"Quantizing with calibration or to 4 bits needs `{install_command('litert')}`") from None
-    return ai_edge_quantizer
-
-
 def _recipe(package: Any, graph: FileGraph, mode: Mode) -> list[dict[str, Any]]:
-    """Translate a mode's rules into a recipe of ai-edge-quantizer."""
     manager = package.recipe_manager.RecipeManager()
     check_names(graph, mode)
     for index, rule in enumerate(mode.rules):
@@ -277,7 +276,7 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
     try:
         if not rule.quantizes:
             manager.add_quantization_config(expression, kind, algorithm_key=names.NO_QUANTIZE)
-        elif rule.activations == FLOAT:
+        elif rule.activations == FLOAT_BITS:
             manager.add_dynamic_config(expression, kind, rule.weights, algorithm_key=method)
         else:
             manager.add_static_config(expression, kind, rule.activations, rule.weights, algorithm_key=method)
@@ -285,32 +284,31 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
         raise ValueError(f"{where}: the quantizer cannot do this to {operator}: {error}") from None
 
 
-def _add_headroom(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
+def _widen_int16_ranges(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
     """Widen the ranges of the tensors that operators of 16 bits compute."""
     for operator in graph.operators:
         name = graph.name(operator)
         rule = mode.rule(operator.kind, name)
-        if rule is not None and rule.activations == 16 and name in ranges and not NORMALIZED.search(name):
+        if rule is not None and rule.activations == 16 and name in ranges and not NORM_RESULT.search(name):
             for bound in ranges[name].values():
-                bound *= HEADROOM
+                bound *= INT16_RANGE_FACTOR
 
 
 def _measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, *, progress: bool) -> Ranges:
-    """Return the range of every activation of a float32 file, true but for `CUT`."""
+    """Measure the range of every activation of a float32 file, limited by `LARGEST_TO_MEDIAN`."""
     ranges: Ranges = {}
 
     def update(name: str, values: np.ndarray) -> None:
         least, most = values.min(keepdims=True), values.max(keepdims=True)
-        for pattern, times in CUT.items():
-            if pattern.search(name):
-                most = np.minimum(most, times * np.median(values))
+        if VARIANCES.search(name):
+            most = np.minimum(most, LARGEST_TO_MEDIAN * np.median(values))
         known = ranges.setdefault(name, {"min": least, "max": most})
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
 
     observe(source, graph, images, update, progress=progress)
     for name, part in ranges.items():
-        if name.endswith(PART):
-            part["max"] = np.minimum(part["max"], ranges[f"{name.removesuffix(PART)}/whole"]["max"])
+        if name.endswith(PARTIAL_SUM):
+            part["max"] = np.minimum(part["max"], ranges[f"{name.removesuffix(PARTIAL_SUM)}/whole"]["max"])
     return ranges
 
 
@@ -325,7 +323,7 @@ def _status(text: str, *, show: bool) -> Iterator[None]:
 
 
 def _store_inline(content: Any) -> bytes:
-    """Return a file with its weights inside of the flatbuffer, aligned; unchanged where that would be too large."""
+    """Move weights into the flatbuffer, aligned; leave the file unchanged where that would be too large."""
     from ai_edge_litert.tools import flatbuffer_utils
 
     if not fits_flatbuffer(len(content)):

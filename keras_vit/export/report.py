@@ -30,7 +30,7 @@ class Report:
         mean_cosine: mean cosine similarity over the images, which is compared with `least_cosine`; -1 to 1.
         sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits over that of the differences.
         difference_cosine: mean cosine similarity between the differences of two images' logits, the file's and the
-            model's, over all pairs, -1 to 1. What all images share does not count, nor do pairs whose difference is
+            model's, over all pairs, -1 to 1. Parts common to all images do not count, nor do pairs whose difference is
             below a tenth of the root mean square one. None if the model distinguishes no two images.
         agreement: share of images with the same best class, 0 to 1; without a head, with the same largest feature. Of
             maps, the share of pixels with the same class, or of depth with a ratio to the model's below 1.25.
@@ -90,7 +90,7 @@ class Report:
         return "\n  ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the lines of the printed report.
+        """Lines of the printed report.
 
         Example:
             >>> keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite").lines()[0]
@@ -132,7 +132,7 @@ class Report:
         return lines
 
     def _repr_html_(self) -> str:
-        """Return the report as a table for notebooks."""
+        """Show the report as a table in notebooks."""
         values = asdict(self) | {"accelerated": self.accelerated and str(self.accelerated)}
         cells = {name.replace("_", " "): _cell(name, value) for name, value in values.items() if name != "path"}
         return html.facts(str(self.path), cells)
@@ -149,7 +149,7 @@ class Report:
         return "none" if can_write else f"none (`{install_command('serving')}` for them)"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values as JSON can hold them: the path as a string, numbers that are not finite as None.
+        """Values for JSON: the path as a string, numbers that are not finite as None.
 
         Example:
             >>> keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite").to_dict()["path"]
@@ -207,7 +207,7 @@ def measure_resources() -> Iterator[Resources]:
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process; None on systems without Linux's /proc."""
+    """Read the resident memory of this process; None on systems without Linux's /proc."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None

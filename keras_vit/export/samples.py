@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_vit.export.exported import FLOATS, ExportedModel
-from keras_vit.export.litert.options import image_config
+from keras_vit.export.modes import image_config
 from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing, ViTConfig
 
@@ -24,7 +24,7 @@ Pattern = Callable[[np.random.Generator, int, int, int], np.ndarray]
 
 
 def image_shape(model: keras.Model) -> tuple[int, int, int]:
-    """Return (height, width, channels) of the image that a model takes; raise a ValueError if they are not known."""
+    """Get (height, width, channels) of a model's image; raise a ValueError if they are not known."""
     try:
         shape = model.input_shape
     except (AttributeError, ValueError):  # a subclassed model; a Sequential that was never called
@@ -40,7 +40,7 @@ def image_shape(model: keras.Model) -> tuple[int, int, int]:
 
 
 def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarray:
-    """Return checked images, float32 (batch, height, width, channels), prepared by the model unless they are floats."""
+    """Prepare and check images: float32 (batch, height, width, channels). Floats must be prepared already."""
     shape = image_shape(model)
     expected = f"{argument} must be prepared images, float (batch, {', '.join(map(str, shape))})"
     if not _is_prepared(images):
@@ -63,7 +63,7 @@ def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarra
 
 
 def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return images for a file (prepared, or uint8 pixels) and for its model; `images=None` takes built-in ones."""
+    """Prepare images for a file (prepared, or uint8 pixels) and for its model; None takes built-in ones."""
     model_shape = image_shape(model)
     shape: Any = tuple(side or default for side, default in zip(file.shape, model_shape, strict=True))
     if file.dtype == "uint8":
@@ -82,7 +82,7 @@ def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> t
 
 
 def to_pixels(model: keras.Model, images: Any, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return uint8 pixels of a shape, from prepared images or anything that `preprocess` takes."""
+    """Convert prepared images, or anything that `preprocess` takes, to uint8 pixels of a shape."""
     if _is_prepared(images):
         mean, std = mean_and_std(model)
         images = (np.clip(prepared_images(model, images, "images") * std + mean, 0, 1) * 255).astype(np.float32)
@@ -94,7 +94,7 @@ def to_pixels(model: keras.Model, images: Any, shape: tuple[int, int, int]) -> n
 
 
 def mean_and_std(model: keras.Model) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and standard deviation of the model's preprocessing, on a scale of 0 to 1."""
+    """Mean and standard deviation of the model's preprocessing, on a scale of 0 to 1."""
     preprocessing = image_config(model).preprocessing
     return np.array(preprocessing.mean), np.array(preprocessing.std)
 
@@ -109,8 +109,9 @@ def _is_prepared(images: Any) -> bool:
 
 
 def images(config: ViTConfig, count: int) -> np.ndarray:
-    """Return `pixels` as the model takes them: float32 (count, height, width, channels)."""
-    normalized: np.ndarray = preprocess.normalize(pixels(config, count), config.preprocessing)
+    """Draw images and prepare them for a model: float32 (count, height, width, channels)."""
+    drawn = draw((*config.size, config.num_channels), count)
+    normalized: np.ndarray = preprocess.normalize(drawn, config.preprocessing)
     return normalized
 
 
@@ -141,7 +142,6 @@ def _smooth(random: np.random.Generator, height: int, width: int, channels: int)
 
 
 def _gradient(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Draw a slope in another direction for each channel."""
     down, right = random.normal(size=(2, channels))
     return np.linspace(0, 1, height)[:, None, None] * down + np.linspace(0, 1, width)[None, :, None] * right
 

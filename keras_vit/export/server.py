@@ -1,4 +1,4 @@
-"""Build what a server calls: a model's graph, its signatures, and the decoding of image files inside the graph.
+"""Build a SavedModel's functions: the model's graph, its signatures, and the decoding of image files in the graph.
 
 The graph has the form that TensorFlow's optimizer for CPUs joins to few operators.
 """
@@ -29,7 +29,7 @@ NORM_DTYPES = (tf.float32, tf.bfloat16)  # that TensorFlow's batch norm takes
 
 
 def build(model: VisionTransformer, *, labels: Sequence[str] | None, top: int) -> tuple[Any, dict[str, Any]]:
-    """Return a tf.Module with the model's weights, each once, and its functions by the names of their signatures.
+    """Build a tf.Module with the model's weights, each once, and its functions by the names of their signatures.
 
     The weights are TensorFlow variables: inside Keras variables the C++ loader does not find them, and `model.export`
     stores each twice (keras issue 23553).
@@ -62,7 +62,7 @@ def build(model: VisionTransformer, *, labels: Sequence[str] | None, top: int) -
         "float_images": (lambda images: with_output(run(images)), floats),
         "uint8_images": (lambda images: with_output(run(prepare(images))), pixels),
     }
-    if not isinstance(model, VisionTransformer):  # a model of maps
+    if not isinstance(model, VisionTransformer):  # a DenseModel
         del specified["features"]
     if config.num_channels not in CHANNELS:
         specified = {name: (function, spec) for name, (function, spec) in specified.items() if spec is not files}
@@ -83,9 +83,9 @@ def _mask(value: Any, valid: Any) -> Any:
 
 
 def model_function(model: keras.Model) -> Callable[[Any], Outputs]:
-    """Return the model as a function: prepared images -> float32 "features", the head's input, and the head's output.
+    """Wrap the model as a function: prepared images -> float32 "features", the head's input, and the head's output.
 
-    For classifiers that read the class token, the last block computes that token only. A model of maps has no features.
+    For classifiers that read the class token, the last block computes that token only. A DenseModel has no features.
     """
     if not isinstance(model, VisionTransformer):
         return functools.partial(_map_outputs, model)
@@ -105,7 +105,7 @@ def _map_outputs(model: keras.Model, images: Any) -> Outputs:
 
 
 def _for_graphs(function: Callable[..., Any], *, gradient: Any = None, **settings: Any) -> Callable[..., Any]:
-    """Return a function of the layers in the form that TensorFlow's optimizer joins to one operator on CPUs."""
+    """Adapt a function of the layers, so that TensorFlow's optimizer joins it to one operator on CPUs."""
     del gradient  # no graph that is served has one
     joined: Any = {runtime.add_bias_and_apply: _add_bias_and_apply, runtime.normalize: _normalize}
     return functools.partial(joined.get(function, function), **settings)
@@ -117,7 +117,7 @@ def _add_bias_and_apply(
     """Apply `after` to a product (rows, columns) and its bias. Only a GELU follows its product directly.
 
     Any other bias is added after a reshape, which the optimizer does not join: with weights in variables, a joint
-    product takes 1.5 times as long in bfloat16.
+    product is slower in bfloat16.
     """
     is_gelu = after in GELUS
     tokens = shape[:1] if len(shape) > 1 else ()
@@ -191,7 +191,7 @@ def decode_tolerant(files: Any, config: ViTConfig) -> tuple[Any, Any]:
 
 
 def _stream_options() -> Any:
-    """Return options without tuning, which TensorFlow would start again at each call."""
+    """Options without tuning, which TensorFlow would start again at each call."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
@@ -213,5 +213,5 @@ def _decode_and_prepare(file: Any, orientation: Any, config: ViTConfig) -> Any:
 
 
 def _require(condition: Any, *words: Any) -> Any:
-    """Return an operation that fails with this message if the condition is false, without tf.debugging's branch."""
+    """Fail with this message if the condition is false, without the branch of tf.debugging."""
     return tf.raw_ops.Assert(condition=condition, data=[tf.convert_to_tensor(word) for word in words])

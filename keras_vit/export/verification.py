@@ -1,4 +1,4 @@
-"""Verify exported files: run them, measure how far their outputs are from the model's, and refuse what is too far."""
+"""Verify exported files: run them, and compare their outputs with the model's."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path, given
-from keras_vit._util.progress import track
+from keras_vit._util.progress import timed, track
 from keras_vit.errors import VerificationError as VerificationError
 from keras_vit.export import samples
 from keras_vit.export.accelerators import check_accelerator, run_on_gpu
@@ -31,14 +31,14 @@ from keras_vit.model import task as tasks
 
 NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
 # Largest difference between a graph's outputs for an image file and for its pixels prepared here, by compute dtype.
-# The images differ in the last place, which changes a probability by 1e-6; in bfloat16 every layer may add to it.
+# The images differ in the last place; in bfloat16 every layer may add to that.
 MAX_FILES_ERROR = {"float32": 1e-5, "float64": 1e-5}
 MAX_FILES_ERROR_LOW_PRECISION = 0.05
-MOST_PAIRED = 1000  # images; of more, every second, third ... is taken
-DISTINGUISHED = 0.1  # least difference of two images that counts, as a share of the root mean square one
-ROUNDING = 1e-5  # as a share of the outputs: smaller differences between images are not the model's
+MAX_PAIRED_IMAGES = 1000  # images; of more, every second, third ... is taken
+LEAST_DIFFERENCE = 0.1  # least difference of two images that counts, as a share of the root mean square one
+ROUNDING_ERROR = 1e-5  # as a share of the outputs: smaller differences between images are not the model's
 TINY = float(np.finfo(np.float32).tiny)
-# Thresholds of a SavedModel that computes in bfloat16: 0.9998 and 0.992 are the lowest of all model families.
+# Thresholds of a SavedModel that computes in bfloat16: all model families are above them.
 BFLOAT16 = Mode(
     name="bfloat16",
     summary="bfloat16 weights or matrix products",
@@ -49,18 +49,18 @@ BFLOAT16 = Mode(
     least_agreement=0.0,
 )
 LOW_PRECISION = {"bfloat16", "float16"}
-ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
-HALF = 16  # bits
+LEAST_ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
+HALF_BITS = 16  # bits
 # Numbers of classes do not say which pixels are near ties, as those at edges are: so many times more may differ.
-UNDECIDED = 10
+CLASS_MAP_TOLERANCE = 10
 LEAST_CLASS_MAP = 0.97  # least share of a mode's images with the same class that counts for maps of classes
 # The direction of few logits says little: they are small where classes are close, and an error of a few percent of
-# the largest logit turns them. So a quantized file whose best class is right on enough images may have a mean cosine
-# down to LEAST_EXCUSED. The differences between images have the mode's threshold even then: of a trained DINOv2 with a
-# head of four classes they measure 0.97 and more in every mode, of a file that lacks an MLP less than 0.97.
+# the largest logit turns them. So a quantized file whose best class is right on enough images may have a lower mean
+# cosine. The differences between images have the mode's threshold even then: they tell a quantized file of a few
+# classes from a file that lacks an MLP.
 MANY_CLASSES = 10
-ENOUGH_IMAGES = 16
-LEAST_EXCUSED = 0.9
+MIN_IMAGES = 16
+FEW_CLASSES_COSINE = 0.9
 
 
 def verify(
@@ -115,7 +115,8 @@ def verify(
     path = Path(as_path(path, "path"))
     task = tasks.of_model(model)
     given_mode = mode if isinstance(mode, Mode | None) else load_mode(mode)
-    check_accelerator(accelerator, path)
+    if accelerator is not None:
+        check_accelerator(accelerator, path)
     structure = read_structure(path) if path.is_file() else None
     if structure is not None:
         _raise_problems(path, find_problems(structure))
@@ -152,11 +153,12 @@ def verify(
         is_detected=given_mode is None,
         **given(cosine=least_cosine, agreement=least_agreement),
     )
-    return dataclasses.replace(report, files_error=_files_error(model, task, path, file))
+    takes_files = file.call_files is not None and file.dtype == "float32" and hasattr(model, "preprocess")
+    return dataclasses.replace(report, files_error=_files_error(model, task, path, file) if takes_files else None)
 
 
 def _default_mode(model: keras.Model, stored: str, accelerator: str | None) -> Mode:
-    """Return the mode whose thresholds fit how a file stores weights, and what model and file compute in."""
+    """Choose the thresholds' mode by how a file stores weights, and the dtypes that model and file compute in."""
     computes_in = {layer.compute_dtype for layer in model._flatten_layers()}
     if stored == "bfloat16" or (stored in ("none", "float16") and computes_in & LOW_PRECISION):
         return BFLOAT16
@@ -169,19 +171,19 @@ def _raise_problems(path: Path, problems: list[str]) -> None:
 
 
 def _shape_problems(expected: Outputs, received: Outputs) -> list[str]:
-    """Return one phrase for each output whose shape is not the model's."""
+    """Describe each output whose shape is not the model's."""
     shapes = {name: (received[name].shape, values.shape) for name, values in expected.items()}
     return [f"gives {name} of shape {got}, the model {want}" for name, (got, want) in shapes.items() if got != want]
 
 
 def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outputs, float]:
-    """Return the file's outputs, and the median milliseconds of an image."""
+    """Run the file on all images; also the median milliseconds of an image."""
     batches = list(file.batches(images, 1 if file.threads else BATCH))
     file.call(batches[0][0])  # the first call allocates memory and packs kernels
     results = []
     times = []
     for batch, count in track(batches, "Verifying", show=progress):
-        outputs, seconds = file.timed_call(batch)
+        outputs, seconds = timed(file.call, batch)
         times.append(seconds / len(batch))
         results.append({name: values[:count] for name, values in outputs.items()})
     joined = {name: np.concatenate([result[name] for result in results]) for name in results[0]}
@@ -189,7 +191,6 @@ def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outpu
 
 
 def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, names: list[str]) -> Outputs:
-    """Return what the model computes for each of a file's outputs."""
     batches = np.array_split(images, math.ceil(len(images) / BATCH))
     to_array = keras.ops.convert_to_numpy
     own_output = np.concatenate([to_array(model.predict_on_batch(batch)) for batch in batches])
@@ -206,11 +207,11 @@ def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, nam
     return outputs
 
 
-def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: ExportedModel) -> float | None:
-    """Return the largest difference between a file's outputs for PNG files and the model's; None if it takes none."""
-    if file.call_files is None or file.dtype != "float32" or not hasattr(model, "preprocess"):
-        return None
+def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: ExportedModel) -> float:
+    """Compare a file's outputs for PNG files with the model's: the largest difference."""
     import tensorflow as tf
+
+    assert file.call_files is not None
 
     # As many channels as the model has: TensorFlow's grey of a colour file differs from the original grey.
     pixels = samples.pixels(model.config, NUM_IMAGE_FILES, size=(97, 131))
@@ -228,7 +229,7 @@ def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: Exporte
 
 
 def _difference(expected: np.ndarray, received: np.ndarray) -> float:
-    """Return the largest difference, divided by the largest value if that is above 1."""
+    """Largest difference, divided by the largest value if that is above 1."""
     return float(np.abs(received - expected).max() / max(1.0, float(np.abs(expected).max())))
 
 
@@ -236,12 +237,12 @@ def _difference(expected: np.ndarray, received: np.ndarray) -> float:
 
 
 def compare(task: tasks.Task, expected: Outputs, received: Outputs) -> dict[str, Any]:
-    """Return the fields of a `Report` that compare a file's outputs with the model's, by name and of equal shapes."""
+    """Measure how far a file's outputs are from the model's, as fields of a `Report`; outputs by name."""
     name = main_name(expected)
-    amounts = [each for each, values in expected.items() if values.dtype.kind == "f"]  # not numbers of classes
+    compared = [output for output, values in expected.items() if values.dtype.kind == "f"]  # not numbers of classes
     want, got = (outputs[name].astype(np.float64) for outputs in (expected, received))
     agree, agree_or_tie = task.agreement(name, want, got)
-    by_output = [image_cosines(expected[each], received[each]) for each in amounts]
+    by_output = [image_cosines(expected[output], received[output]) for output in compared]
     power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
     return {
         "images": len(want),
@@ -257,7 +258,7 @@ def compare(task: tasks.Task, expected: Outputs, received: Outputs) -> dict[str,
 
 
 def image_cosines(expected: np.ndarray, received: np.ndarray) -> np.ndarray:
-    """Return the cosine similarity of each image's outputs, each (images, ...); 1 for equal ones, even zeros."""
+    """Cosine similarity of each image's outputs, both (images, ...); 1 for equal ones, even zeros."""
     x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (expected, received))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     cosines = np.einsum("ij,ij->i", x, y) / np.maximum(norms, TINY)
@@ -266,28 +267,28 @@ def image_cosines(expected: np.ndarray, received: np.ndarray) -> np.ndarray:
 
 
 def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | None:
-    """Return the mean cosine similarity between differences of two images' outputs, each (images, ...), over all pairs.
+    """Mean cosine similarity between differences of two images' outputs, both (images, ...), over all pairs.
 
-    What all images share does not count, however large. Pairs that the model hardly distinguishes do not count either:
-    the difference of two photos of the same sky is mostly noise. None if it distinguishes no two images.
+    Parts common to all images do not count. Pairs that the model hardly distinguishes do not count either: the
+    difference of two photos of the same sky is mostly noise. None if it distinguishes no two images.
     """
-    step = math.ceil(len(expected) / MOST_PAIRED)
+    step = math.ceil(len(expected) / MAX_PAIRED_IMAGES)
     x, y = (
         values[::step].reshape(-1, math.prod(values.shape[1:])).astype(np.float64) for values in (expected, received)
     )
     power = float((x**2).sum(axis=1).mean())
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)  # keeps the differences, and the digits of small ones
     pairs = np.triu_indices(len(x), 1)
-    products, model, file = (_difference_products(*both)[pairs] for both in ((x, y), (x, x), (y, y)))
-    if not len(model) or model.mean() <= ROUNDING**2 * power:
+    products, model, file = (_difference_products(a, b)[pairs] for a, b in ((x, y), (x, x), (y, y)))
+    if not len(model) or model.mean() <= ROUNDING_ERROR**2 * power:
         return None
-    counts = model >= DISTINGUISHED**2 * model.mean()
-    lengths = np.sqrt(model * np.maximum(file, ROUNDING**2 * model))  # a file may give the same for all images
+    counts = model >= LEAST_DIFFERENCE**2 * model.mean()
+    lengths = np.sqrt(model * np.maximum(file, ROUNDING_ERROR**2 * model))  # a file may give the same for all images
     return float((products[counts] / lengths[counts]).clip(-1, 1).mean())
 
 
 def _difference_products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the scalar products (images, images) of the differences x[i] - x[j] and y[i] - y[j]."""
+    """Scalar products (images, images) of the differences x[i] - x[j] and y[i] - y[j]."""
     gram = x @ y.T
     own = np.diag(gram)
     return own[:, None] + own - gram - gram.T
@@ -317,10 +318,10 @@ def check_thresholds(
         "agreement": report.decided_agreement,
     }
     least = {name: getattr(mode, f"least_{name}") for name in values}
-    is_quantized = min(mode.bits) < HALF
+    is_quantized = min(mode.bits) < HALF_BITS
     if report.cosine is None:  # maps of classes
         values["agreement"] = report.agreement
-        least["agreement"] = round(1 - UNDECIDED * (1 - max(least["agreement"], LEAST_CLASS_MAP)), 4)
+        least["agreement"] = round(1 - CLASS_MAP_TOLERANCE * (1 - max(least["agreement"], LEAST_CLASS_MAP)), 4)
     elif not has_classes:
         least["agreement"] = 0.0
     elif is_quantized:
@@ -329,8 +330,8 @@ def check_thresholds(
     if "cosine" in given_least:
         least["cosine"] = given_least["cosine"]
         least["difference_cosine"] = min(least["difference_cosine"], least["cosine"])
-    elif is_quantized and least["agreement"] > 0 and num_classes < MANY_CLASSES and report.images >= ENOUGH_IMAGES:
-        least["cosine"] = min(least["cosine"], LEAST_EXCUSED)
+    elif is_quantized and least["agreement"] > 0 and num_classes < MANY_CLASSES and report.images >= MIN_IMAGES:
+        least["cosine"] = min(least["cosine"], FEW_CLASSES_COSINE)
     missed = {name: value for name, value in values.items() if value is not None and not value >= least[name]}
     if missed:
         wanted = " and ".join(f"{name} >= {least[name]}" for name in missed)
@@ -341,23 +342,23 @@ def check_thresholds(
 
 
 def _least_share(least: float, images: int) -> float:
-    """Return the least share of so many images after the number that may differ is rounded up."""
+    """Round up how many of the images may differ, and return the share that must agree."""
     differing = math.ceil(round((1 - least) * images, 4))
     return math.floor(10_000 * (1 - differing / images)) / 10_000
 
 
 def _next_steps(missed: dict[str, float], mode: Mode, *, is_detected: bool) -> list[str]:
-    """Return what a user can do, in the order in which to try it."""
+    """List the user's next steps, the first to try first."""
     steps = []
     if is_detected:
         steps.append("check that the file is of this model, with these weights")
-    elif min(mode.bits) < HALF:
+    elif min(mode.bits) < HALF_BITS:
         calibrates = mode.needs_calibration or mode.smoothing
         images = (
             "a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or " if calibrates else ""
         )
         steps.append(f"export it again with {images}quantize='float16'")
-    if min(missed.values()) >= ACCEPTABLE:
+    if min(missed.values()) >= LEAST_ACCEPTABLE:
         arguments: dict[str, float] = {}
         for name, value in missed.items():
             argument = "least_agreement" if name == "agreement" else "least_cosine"

@@ -15,10 +15,10 @@ from keras_vit._util.progress import timed
 from keras_vit.errors import VerificationError
 from keras_vit.export import modes
 from keras_vit.export.exported import find_problems, find_size_problems, load_exported, read_structure
-from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import STORAGES
-from keras_vit.export.litert.options import Options
-from keras_vit.export.outliers import find as find_outliers
+from keras_vit.export.modes import Options
+from keras_vit.export.outliers import find_outliers
 from keras_vit.export.report import Report
 from keras_vit.export.verification import check_thresholds, compare
 from keras_vit.model.classify import unit_length

@@ -147,8 +147,8 @@ class Evaluation:
             top1: share of the images whose best class is right, 0..1. With ReaL labels, any of its labels is right.
             top5: share of the images with a right class among the best five, 0..1.
             loss: mean cross-entropy in nats; the target of an image with several labels is uniform over them.
-            of a model of maps those of `keras_vit.dense.task`: mean_iou, pixel_accuracy and mean_accuracy, or of depth
-            delta1, abs_rel, rmse and others; at the size of the model's input.
+            of a model of maps: mean_iou, pixel_accuracy and mean_accuracy, or of depth delta1, abs_rel, rmse and more;
+            at the size of the model's input.
         by_class: of a model of maps of classes, the metrics of each class by its name.
         count: number of images in the means.
         unlabelled: number of images left out because they have no label (ReaL).

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_vit._util.checks import is_count
 from keras_vit._util.text import byte_size
+from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.dense.model import DenseModel, depth, segmenter
-from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer

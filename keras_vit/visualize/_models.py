@@ -13,7 +13,7 @@ MAX_BYTES = 2**28
 
 
 def vision_transformer(model: Any) -> VisionTransformer:
-    """Return the one VisionTransformer that a Keras model is or contains at any depth, or raise a ValueError."""
+    """Find the one VisionTransformer that a Keras model is or contains at any depth, or raise a ValueError."""
     if isinstance(model, VisionTransformer):
         return model
     parts = model._flatten_layers() if isinstance(model, keras.layers.Layer) else []
@@ -28,7 +28,7 @@ def vision_transformer(model: Any) -> VisionTransformer:
 
 
 def check_inputs(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray]:
-    """Return the VisionTransformer of a model, and prepared images as an array; raise a ValueError for others."""
+    """Find the VisionTransformer of a model, and check prepared images; raise a ValueError for others."""
     model = vision_transformer(model)
     expected = (*model.config.size, model.config.num_channels)
     try:
@@ -53,5 +53,5 @@ def split_batch(config: ViTConfig, images: np.ndarray) -> list[np.ndarray]:
 
 
 def to_float32(tensor: Any) -> np.ndarray:
-    """Return a tensor, whatever its dtype, as a float32 array."""
+    """Convert a tensor of any dtype to a float32 array."""
     return keras.ops.convert_to_numpy(tensor).astype(np.float32, copy=False)

@@ -17,7 +17,7 @@ _FUSIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min"
 
 
 def attention_maps(model: Any, images: Any) -> np.ndarray:
-    """Return the attention weights of every block as one array.
+    """Compute the attention weights of every block as one array.
 
     `model.attention_maps` returns the same weights as a list of tensors, one per block, in the model's compute dtype.
 
@@ -41,7 +41,7 @@ def attention_maps(model: Any, images: Any) -> np.ndarray:
 
 
 def attention_distance(model: Any, images: Any) -> np.ndarray:
-    """Return the mean attention distance of every head of every block (paper, figure 7 right and appendix D.7).
+    """Compute the mean attention distance of every head of every block (paper, figure 7 right and appendix D.7).
 
     For each patch as the query, this is the distance between its centre and the centres of all patches, weighted by
     their attention; then the mean over queries and images. Class token and registers have no position in the image:
@@ -72,7 +72,7 @@ def attention_distance(model: Any, images: Any) -> np.ndarray:
     def distances(batch: np.ndarray) -> np.ndarray:
         maps = _block_maps(model, batch)
         shares = (_normalize_rows(weights[:, :, patches, patches].astype(np.float64)) for weights in maps)
-        return np.array([np.einsum("bhqk,qk->bhq", each, pixels).mean(axis=2) for each in shares])
+        return np.array([np.einsum("bhqk,qk->bhq", block, pixels).mean(axis=2) for block in shares])
 
     parts = [distances(batch) for batch in split_batch(config, images)]
     return np.concatenate(parts, axis=1).mean(axis=1).astype(np.float32)
@@ -81,7 +81,7 @@ def attention_distance(model: Any, images: Any) -> np.ndarray:
 def attention_rollout(
     model: Any, images: Any, *, head_fusion: str = "mean", discard_ratio: float = 0.0, start_layer: int = 0
 ) -> np.ndarray:
-    """Return the share of every patch in the model's feature, through all blocks (Abnar & Zuidema, arXiv 2005.00928).
+    """Compute the share of every patch in the model's feature, through all blocks (Abnar & Zuidema, arXiv 2005.00928).
 
     The heads of a block are fused to one matrix A. 0.5 A + 0.5 I stands for attention and residual connection, with
     rows scaled to sum to 1. The product of these matrices over the blocks, the last one leftmost, says how much each
@@ -138,7 +138,7 @@ def attention_rollout(
 
 
 def class_attention(model: Any, images: Any) -> np.ndarray:
-    """Return the attention that the model's feature pays to the patches, in every block and head.
+    """Compute the attention that the model's feature pays to the patches, in every block and head.
 
     These are the rows of the class token (the mean of both tokens of a distilled model), or the mean over the patches
     as queries if the model reads no class token. The probe of a map head attends once, after the blocks: its weights
@@ -174,13 +174,13 @@ def class_attention(model: Any, images: Any) -> np.ndarray:
 
 
 def _block_maps(model: VisionTransformer, images: np.ndarray) -> list[np.ndarray]:
-    """Return the attention weights of every block: float32 (batch, heads, tokens, tokens)."""
+    """Attention weights of every block: float32 (batch, heads, tokens, tokens)."""
     check_attention(model.config)
     return [to_float32(weights) for weights in model.attention_maps(images)]
 
 
 def _probe_map(model: VisionTransformer, images: np.ndarray) -> np.ndarray | None:
-    """Return the attention of a map head's probe, float32 (batch, heads, 1, patches); None for other heads."""
+    """Attention of a map head's probe, float32 (batch, heads, 1, patches); None for other heads."""
     config = model.config
     if not config.has_map_head:
         return None
@@ -202,6 +202,6 @@ def _discard_lowest(weights: np.ndarray, first_patch: int, ratio: float) -> np.n
 
 
 def _normalize_rows(weights: np.ndarray) -> np.ndarray:
-    """Return every row divided by its sum; a row of zeros (all attention went to other tokens) stays zero."""
+    """Divide every row by its sum; a row of zeros (all attention went to other tokens) stays zero."""
     total = weights.sum(axis=-1, keepdims=True)
     return weights / np.where(total > 0, total, 1.0)

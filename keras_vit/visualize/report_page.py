@@ -129,17 +129,17 @@ def draw_similarities(position_similarity: np.ndarray) -> Any:
 
 
 def heat(weights: np.ndarray) -> np.ndarray:
-    """Return attention (rows, columns) as uint8 (rows, columns, 4); a colour means the same in every map."""
+    """Colour attention (rows, columns) as uint8 (rows, columns, 4); a colour means the same in every map."""
     return _heat_colours(times_average(weights))
 
 
 def times_average(weights: np.ndarray) -> np.ndarray:
-    """Return weights divided by their mean; zeros stay zeros."""
+    """Divide weights by their mean; zeros stay zeros."""
     return weights / max(float(weights.mean()), 1e-30)
 
 
 def heat_scale() -> np.ndarray:
-    """Return the colours of `heat` from the average to HOTTEST times that, in equal ratios: uint8 (1, 64, 4)."""
+    """Colours of `heat` from the average to HOTTEST times that, in equal ratios: uint8 (1, 64, 4)."""
     return _heat_colours(np.geomspace(1, HOTTEST, 64)[None])
 
 
@@ -151,7 +151,7 @@ def _heat_colours(times: np.ndarray) -> np.ndarray:
 
 
 def _new_chart(label: str) -> tuple[Any, Any]:
-    """Return a figure and its axes, with blocks from left to right."""
+    """Create a figure and its axes, with blocks from left to right."""
     figure = Figure(figsize=CHART, layout="constrained")
     axes = figure.subplots()
     _label_axes(axes, "block", label)
@@ -183,7 +183,7 @@ def _number_tiles(axis: Any, indices: np.ndarray, step: int, size: int) -> None:
 
 
 def _mosaic(tiles: np.ndarray, gap: int) -> np.ndarray:
-    """Return tiles (rows, columns, height, width, 4) as one picture (height, width, 4), transparent between tiles."""
+    """Join tiles (rows, columns, height, width, 4) to one picture (height, width, 4), transparent between tiles."""
     rows, columns, height, width, channels = tiles.shape
     spaced = np.zeros((rows, columns, height + gap, width + gap, channels))
     spaced[:, :, :height, :width] = tiles
@@ -263,7 +263,6 @@ def report(
 
 
 def _prepare(model: VisionTransformer, images: Any) -> tuple[list[str], np.ndarray]:
-    """Return the names of the images and the images prepared for the model."""
     items = list(single_images(images))
     if not 0 < len(items) <= MAX_IMAGES:
         raise ValueError(f"A report shows 1 to {MAX_IMAGES} images. Received: {len(items)}")
@@ -272,10 +271,10 @@ def _prepare(model: VisionTransformer, images: Any) -> tuple[list[str], np.ndarr
 
 
 def _names(paths: Sequence[PurePath]) -> list[str]:
-    """Return the shortest end of each path that no other path has: "x.jpg", or "a/x.jpg" beside "b/x.jpg"."""
+    """Shortest end of each path that no other path has: "x.jpg", or "a/x.jpg" beside "b/x.jpg"."""
     ends = [[str(PurePath(*path.parts[-n:])) for n in range(1, len(path.parts) + 1)] for path in paths]
-    count = Counter(end for of_path in ends for end in of_path)
-    unique = (next((end for end in of_path if count[end] == 1), None) for of_path in ends)
+    count = Counter(end for path_ends in ends for end in path_ends)
+    unique = (next((end for end in path_ends if count[end] == 1), None) for path_ends in ends)
     return [name or f"{path}, image {number}" for number, (name, path) in enumerate(zip(unique, paths, strict=True), 1)]
 
 
@@ -313,14 +312,14 @@ def _collect(model: VisionTransformer, images: np.ndarray, top: int, *, progress
 
 
 def undo_preprocessing(config: ViTConfig, image: np.ndarray) -> np.ndarray:
-    """Return a prepared image as the uint8 picture that the model sees; grey unless it has three channels."""
+    """Convert a prepared image to the uint8 picture that the model sees; grey unless it has three channels."""
     shares = image * np.array(config.preprocessing.std) + np.array(config.preprocessing.mean)
     pixels = np.rint(255 * np.clip(shares, 0, 1))
     return (pixels if pixels.shape[-1] == 3 else np.rint(pixels.mean(axis=-1))).astype(np.uint8)
 
 
 def _render(data: dict[str, Any], **values: Any) -> str:
-    """Return the page of what `_collect` returns and other values of the template."""
+    """Fill the template with the data of `_collect` and other values."""
     filters = {"data_uri": html.data_uri, "heat": heat, "svg": html.svg, "times_average": times_average}
     charts = {
         "distance": draw_distances(data["distance"]) if "distance" in data else None,
@@ -343,13 +342,12 @@ def _render(data: dict[str, Any], **values: Any) -> str:
 
 
 def _indent(line: str) -> int:
-    """Return where the second column of a line of two columns begins, at most 16; 0 for other lines."""
+    """Column at which the second part of a line of two columns begins, at most 16; 0 for other lines."""
     first_column = re.match(r" *\S+ {2,}", line)
     return min(first_column.end(), 16) if first_column else 0
 
 
 def _model_row(model: VisionTransformer, image: np.ndarray) -> tuple[Any, ...]:
-    """Return the model's own row in the table of exported files."""
     size = sum(np.asarray(weight).nbytes for weight in model.weights)
     model.predict_on_batch(image)  # the first call compiles
     milliseconds = 1000 * statistics.median(timed(model.predict_on_batch, image)[1] for _ in range(NUM_TIMED_CALLS))

@@ -14,7 +14,7 @@ from keras_vit.visualize._models import check_inputs, split_batch, to_float32
 
 
 def token_norms(model: Any, images: Any) -> np.ndarray:
-    """Return the Euclidean norm of every token after every block.
+    """Compute the Euclidean norm of every token after every block.
 
     Registers and high-norm artifacts stand out (arXiv 2309.16588, figure 3).
 
@@ -33,11 +33,11 @@ def token_norms(model: Any, images: Any) -> np.ndarray:
         >>> keras_vit.visualize.token_norms(model, np.zeros((2, 32, 32, 3), "float32")).shape
         (4, 2, 65)
     """
-    return _of_blocks(model, images, lambda tokens: np.linalg.norm(to_float32(tokens), axis=-1))
+    return _apply_to_blocks(model, images, lambda tokens: np.linalg.norm(to_float32(tokens), axis=-1))
 
 
 def effective_rank(model: Any, images: Any) -> np.ndarray:
-    """Return the effective rank of an image's tokens after every block (Roy & Vetterli, EUSIPCO 2007).
+    """Compute the effective rank of an image's tokens after every block (Roy & Vetterli, EUSIPCO 2007).
 
     The singular values of the matrix (tokens, hidden_size) of one image, all tokens and no mean subtracted, are scaled
     to sum to 1; the rank is exp of their entropy. It is 1 if all tokens are multiples of one vector, and at most
@@ -58,12 +58,12 @@ def effective_rank(model: Any, images: Any) -> np.ndarray:
         >>> keras_vit.visualize.effective_rank(model, np.zeros((2, 32, 32, 3), "float32")).shape
         (4,)
     """
-    ranks = _of_blocks(model, images, lambda tokens: np.array([_rank(image) for image in to_float32(tokens)]))
+    ranks = _apply_to_blocks(model, images, lambda tokens: np.array([_rank(image) for image in to_float32(tokens)]))
     return ranks.mean(axis=1).astype(np.float32)
 
 
 def logit_lens(model: Any, images: Any) -> np.ndarray:
-    """Return the logits that the model's last part computes from the tokens after every block.
+    """Compute logits from the tokens after every block, by the model's last part.
 
     The last part is everything after the last block: LayerNorm, pooling, pre_logits and head (both heads of a
     distilled model). A model without pooling has logits for each token; the result is then the class token's, or the
@@ -92,11 +92,11 @@ def logit_lens(model: Any, images: Any) -> np.ndarray:
         )
     # A keras.Model would add nodes to the layers of the user's model; a Function does not.
     last_part = keras.Function(vit.get_layer(_token_layers(vit)[-1]).output, vit.outputs[0])
-    return _of_blocks(vit, images, lambda tokens: vit.task.image_logits(to_float32(last_part(tokens))))
+    return _apply_to_blocks(vit, images, lambda tokens: vit.task.image_logits(to_float32(last_part(tokens))))
 
 
-def _of_blocks(model: Any, images: Any, function: Callable[[Any], np.ndarray]) -> np.ndarray:
-    """Return a function of the tokens (batch, tokens, hidden_size) after every block: (layers, batch, ...)."""
+def _apply_to_blocks(model: Any, images: Any, function: Callable[[Any], np.ndarray]) -> np.ndarray:
+    """Apply a function to the tokens (batch, tokens, hidden_size) after every block: (layers, batch, ...)."""
     model, images = check_inputs(model, images)
     names = _token_layers(model)
     parts = []
@@ -107,7 +107,7 @@ def _of_blocks(model: Any, images: Any, function: Callable[[Any], np.ndarray]) -
 
 
 def _token_layers(model: VisionTransformer) -> list[str]:
-    """Return the names of the blocks; of a ResNet without blocks that of its tokens, the cells of its map."""
+    """Names of the blocks; of a ResNet without blocks that of its tokens, the cells of its map."""
     return [f"block_{i}" for i in range(model.config.num_layers)] or ["tokens"]
 
 
@@ -115,8 +115,8 @@ def _rank(matrix: np.ndarray) -> float:
     matrix = matrix.astype(np.float64)
     if not np.isfinite(matrix).all():
         return np.nan
-    # The roots of the smaller product's eigenvalues are the singular values, several times faster than an SVD. What
-    # float64 loses is below 1e-7 of the largest value, where float32 tokens have only rounding errors.
+    # The roots of the smaller product's eigenvalues are the singular values, faster than an SVD. The
+    # error of float64 is below the rounding errors of float32 tokens.
     product = matrix @ matrix.T if len(matrix) < matrix.shape[1] else matrix.T @ matrix
     squares = np.linalg.eigvalsh(product)
     values = np.sqrt(squares[squares > squares[-1] * len(squares) * np.finfo(np.float64).eps])
@@ -125,7 +125,7 @@ def _rank(matrix: np.ndarray) -> float:
 
 
 def patch_components(model: Any, images: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first three principal components of the patches after the last block as colours.
+    """Show the first three principal components of the patches after the last block as colours.
 
     The components are fitted to the patches of all images together: parts of objects that the model takes for the same
     have the same colour in every image (DINOv2, arXiv 2304.07193, figure 1). Patches above the mean of the first

@@ -10,7 +10,7 @@ from keras_vit.visualize._models import to_float32, vision_transformer
 
 
 def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
-    """Return the principal components of the patch embedding's filters as small images (paper, figure 7 left).
+    """Compute the principal components of the patch embedding's filters as small images (paper, figure 7 left).
 
     The samples are the hidden_size filters, with their mean subtracted; of a hybrid, the filters of the ResNet's first
     7x7 convolution, standardised as the convolution uses them. A component's sign is arbitrary: here the entry of
@@ -40,7 +40,7 @@ def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
     kernel = to_float32(first).astype(np.float64)
     *patch, filters = kernel.shape
     samples = kernel.reshape(-1, filters).T
-    # The SVD needs no covariance matrix, which is 75 MB for patches of 32x32 pixels (3,072 numbers).
+    # The SVD needs no covariance matrix, which is large for large patches.
     _, _, components = np.linalg.svd(samples - samples.mean(axis=0), full_matrices=False)
     # Subtracting the mean leaves one dimension fewer than filters.
     components = components[: min(num_filters, filters - 1)]
@@ -48,14 +48,14 @@ def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
 
 
 def _to_unit_range(component: np.ndarray) -> np.ndarray:
-    """Return a component scaled to 0..1, after making its entry of largest absolute value positive."""
+    """Scale a component to 0..1, after making its entry of largest absolute value positive."""
     component = component * np.copysign(1.0, component[np.abs(component).argmax()])
     low, high = component.min(), component.max()
     return (component - low) / (high - low) if high > low else np.full_like(component, 0.5)
 
 
 def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
-    """Return the cosine similarity of the position embeddings of any two patches (paper, figure 7 centre).
+    """Compute the cosine similarity of the position embeddings of any two patches (paper, figure 7 centre).
 
     Positions may be learned (for patches, or for rows and columns) or fixed sines and cosines. Prefix tokens are left
     out.
@@ -96,5 +96,5 @@ def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
 
 
 def has_position_embedding(config: ViTConfig) -> bool:
-    """Return whether the model adds position embeddings, which have vectors to compare."""
+    """True if the model adds position embeddings, which have vectors to compare."""
     return config.position not in ("none", "relative")

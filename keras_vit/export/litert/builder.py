@@ -25,7 +25,7 @@ _DATA, _OFFSET, _SIZE = 4, 6, 8  # vtable slots of the fields of the schema's ta
 
 
 def schema() -> Any:
-    """Return the module with the Python classes of the schema, which ai-edge-litert ships."""
+    """Import the Python classes of the schema, which ai-edge-litert ships."""
     try:
         from ai_edge_litert import schema_py_generated
     except ImportError:
@@ -34,7 +34,7 @@ def schema() -> Any:
 
 
 def fits_flatbuffer(weight_bytes: int) -> bool:
-    """Return whether weights of this many bytes fit inside the flatbuffer."""
+    """True if weights of this many bytes fit inside the flatbuffer."""
     return weight_bytes + _GRAPH_BYTES < MAX_FLATBUFFER_BYTES
 
 
@@ -124,13 +124,11 @@ class Builder:
         self._operators.append(row)
         return result
 
-    def signature(
-        self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], key: str = "serving_default"
-    ) -> None:
+    def signature(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """Name inputs and outputs for callers. Those of the first signature become the graph's inputs and outputs."""
         s = schema()
         maps = ([s.TensorMapT(name, tensor.index) for name, tensor in side.items()] for side in (inputs, outputs))
-        self._signatures.append(s.SignatureDefT(*maps, key.encode(), 0))
+        self._signatures.append(s.SignatureDefT(*maps, b"serving_default", 0))
 
     def metadata(self, name: str, content: bytes) -> None:
         """Attach bytes that the runtime does not read, such as "TFLITE_METADATA"."""
@@ -175,7 +173,7 @@ class Builder:
         return Tensor(len(self._tensors) - 1, tuple(shape), dtype, name)
 
     def _pack(self, *, inline: bool) -> bytes:
-        """Return the file without its weights; the buffers of weights hold placeholders to be overwritten."""
+        """Serialize the file without its weights, whose buffers hold placeholders to be overwritten."""
         import flatbuffers
 
         s = schema()
@@ -208,7 +206,7 @@ class Builder:
 
 
 def _positions(arrays: Sequence[Array], *, start: int, header: int) -> list[int]:
-    """Return where in the file each array begins: aligned, with `header` bytes of room before it."""
+    """Position of each array in the file: aligned, with `header` bytes of room before it."""
     positions, end = [], start
     for array in arrays:
         position = -(-(end + header) // ALIGNMENT) * ALIGNMENT

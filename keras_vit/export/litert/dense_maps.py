@@ -11,7 +11,7 @@ from keras_vit.export.litert.folding import Affine, Array, float64
 from keras_vit.export.litert.layers import apply_affine
 from keras_vit.export.litert.operators import static_dim
 from keras_vit.export.litert.stem import norm_and_relu
-from keras_vit.export.litert.writer import FileWriter, Value, honours, source, unsupported, writes
+from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, source, unsupported, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.maps import DepthBins, PatchMap, ResizeBilinear
 
@@ -21,7 +21,7 @@ honours(DepthBins, "least", "most")
 
 
 @writes(PatchMap)
-def write_patch_map(file: FileWriter, layer: Any, tokens: Any) -> Value:
+def write_patch_map(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
     """Write the tokens of patches as a map; the gain and shift of a norm are left to the layer that reads it."""
     ops, name = file.ops, layer.name
     value = file.read(tokens)
@@ -44,7 +44,7 @@ def write_patch_map(file: FileWriter, layer: Any, tokens: Any) -> Value:
 
 
 @writes(ResizeBilinear)
-def write_resize(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_resize(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a bilinear resize; its weights sum to one, so that a gain and shift can be applied behind it."""
     value = file.read(x)
     resized = file.ops.resize_bilinear(value.tensor, layer.size, layer.name, align_corners=layer.align_corners)
@@ -52,7 +52,7 @@ def write_resize(file: FileWriter, layer: Any, x: Any) -> Value:
 
 
 @writes(DepthBins)
-def write_depth_bins(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_depth_bins(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write the expected depth: a dense layer gives the sum over bins, and the same without their depths."""
     ops, name = file.ops, layer.name
     scores = ops.unary("RELU", apply_affine(ops, file.read(x), f"{name}/input"), f"{name}/scores")
@@ -64,7 +64,7 @@ def write_depth_bins(file: FileWriter, layer: Any, x: Any) -> Value:
     offsets = ops.multiply(scores, ops.constant(bins - middle, f"{name}/bins"), f"{name}/weighted")
     offset = ops.mean(offsets, [len(scores.shape) - 1], f"{name}/offset", keepdims=True)
     depth = ops.divide(offset, mean, f"{name}/ratio")
-    return Value(ops.add(depth, ops.constant(np.array(middle), f"{name}/middle"), name))
+    return PendingTensor(ops.add(depth, ops.constant(np.array(middle), f"{name}/middle"), name))
 
 
 _CONVOLUTIONS = (keras.layers.Conv2D, keras.layers.Conv2DTranspose)
@@ -93,11 +93,11 @@ honours(keras.layers.Rescaling, "scale", "offset")
 
 
 @writes(keras.layers.BatchNormalization)
-def write_batch_norm(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_batch_norm(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Fold batch normalization into the convolution in front of it, or leave it to the layer that reads it."""
     front, inputs = source(x)
     if isinstance(front, _CONVOLUTIONS) and _is_linear(front):
-        return Value(_convolution(file, front, *inputs, norm=layer))
+        return PendingTensor(_convolution(file, front, *inputs, norm=layer))
     gain, shift = _gain_and_shift(layer)
     value = file.read(x)
     before = value.affine or Affine(np.ones(len(gain)), *np.zeros((2, len(gain))))
@@ -106,7 +106,6 @@ def write_batch_norm(file: FileWriter, layer: Any, x: Any) -> Value:
 
 
 def _gain_and_shift(norm: Any) -> tuple[Array, Array]:
-    """Return the gain and shift of a BatchNormalization in inference."""
     gain = (float64(norm.moving_variance) + norm.epsilon) ** -0.5
     gain = gain * float64(norm.gamma) if norm.scale else gain
     shift = -float64(norm.moving_mean) * gain
@@ -114,27 +113,27 @@ def _gain_and_shift(norm: Any) -> tuple[Array, Array]:
 
 
 @writes(keras.layers.Activation, keras.layers.ReLU)
-def write_activation(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_activation(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write an activation; a ReLU is part of the GroupNormalization, or of the convolution with or without batch
     normalization, in front of it.
     """
     name = "relu" if isinstance(layer, keras.layers.ReLU) else keras.activations.serialize(layer.activation)
     front, inputs = source(x)
     if name == "relu" and isinstance(front, vit.GroupNormalization):
-        return Value(norm_and_relu(file.ops, front, file.read(*inputs).tensor, layer.name))
+        return PendingTensor(norm_and_relu(file.ops, front, file.read(*inputs).tensor, layer.name))
     norm = front if isinstance(front, keras.layers.BatchNormalization) else None
     front, inputs = source(*inputs) if norm else (front, inputs)
     if name == "relu" and isinstance(front, keras.layers.Conv2D) and _is_linear(front):
-        return Value(_convolution(file, front, *inputs, norm=norm, activation="relu"))
-    return Value(_activation(file, layer, name, apply_affine(file.ops, file.read(x), f"{layer.name}/input")))
+        return PendingTensor(_convolution(file, front, *inputs, norm=norm, activation="relu"))
+    return PendingTensor(_activation(file, layer, name, apply_affine(file.ops, file.read(x), f"{layer.name}/input")))
 
 
 @writes(*_CONVOLUTIONS)
-def write_convolution(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_convolution(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a convolution and its activation."""
     tensor = _convolution(file, layer, x)
     name = keras.activations.serialize(layer.activation)
-    return Value(tensor if name == "linear" else _activation(file, layer, name, tensor))
+    return PendingTensor(tensor if name == "linear" else _activation(file, layer, name, tensor))
 
 
 def _is_linear(layer: Any) -> bool:
@@ -165,29 +164,29 @@ def _convolution(file: FileWriter, layer: Any, x: Any, *, norm: Any = None, acti
 
 
 @writes(keras.layers.ZeroPadding2D)
-def write_padding(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_padding(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write zeros around a map."""
     x = apply_affine(file.ops, file.read(x), f"{layer.name}/input")
     (top, bottom), (left, right) = layer.padding
-    return Value(file.ops.pad(x, (0, top, left, 0), layer.name, after=(0, bottom, right, 0)))
+    return PendingTensor(file.ops.pad(x, (0, top, left, 0), layer.name, after=(0, bottom, right, 0)))
 
 
 @writes(keras.layers.Add)
-def write_add(file: FileWriter, layer: Any, *inputs: Any) -> Value:
+def write_add(file: FileWriter, layer: Any, *inputs: Any) -> PendingTensor:
     """Write a sum."""
     first, *others = (apply_affine(file.ops, file.read(x), f"{layer.name}/{i}") for i, x in enumerate(inputs))
     for number, other in enumerate(others, start=1):
         first = file.ops.add(first, other, layer.name if number == len(others) else f"{layer.name}/sum_{number}")
-    return Value(first)
+    return PendingTensor(first)
 
 
 @writes(keras.layers.Rescaling)
-def write_rescaling(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_rescaling(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Leave a factor and a constant to the layer that reads the result."""
     value = file.read(x)
     scale, offset = (
         np.full(static_dim(value.tensor.shape[-1]), float(number)) for number in (layer.scale, layer.offset)
     )
     if value.affine is not None:
-        value = Value(apply_affine(file.ops, value, f"{layer.name}/input"))
+        value = PendingTensor(apply_affine(file.ops, value, f"{layer.name}/input"))
     return dataclasses.replace(value, affine=Affine(scale, offset, np.zeros_like(offset)))

@@ -1,4 +1,4 @@
-"""Write encoder blocks and their attention."""
+"""Write the encoder: patches, prefix tokens and positions, blocks, and their attention."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import INT8, Operators, static_dim
-from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter, Value, honours, source, writes
+from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter, PendingTensor, honours, source, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.attention import MASKED, MergeHeads, SplitHeads
@@ -18,165 +18,11 @@ from keras_vit.model.layers.position_variants import RelativePosition, Rotary
 from keras_vit.model.layers.tokens import TokenEmbedding
 from keras_vit.model.vision_transformer import VisionTransformer
 
-honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
-STREAM_READERS[RelativePosition] = True  # of the tokens it reads the shape alone
-honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
-honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved")
-honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
-honours(MergeHeads, "width")
-
-
-def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int, relative: Any = None) -> Value:
-    """Return attention of the first `queries` tokens before its output projection, (batch, queries, hidden_size).
-
-    `relative` is a RelativePosition. The attention weights, (batch, heads, queries, tokens) or (batch, heads * queries,
-    tokens), become `file.attention`.
-
-    Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query,
-    unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
-    projection, whose bias has it.
-    """
-    ops = file.ops
-    heads = layer.num_heads
-    without_constant, removed_offset = _remove_constant(x, folding.dense_weights(layer.value))
-    keys = file.fold(folding.key_weights(layer), without_constant if layer.rotary is None else x)
-    values = file.fold(folding.dense_weights(layer.value), without_constant)
-    query_weights = file.fold(folding.query_weights(layer), x)
-    query = ops.dense(first_tokens(ops, x.tensor, queries, name), *query_weights, f"{name}/query")
-    if relative is None and layer.rotary is None and heads * queries < static_dim(x.tensor.shape[1]):
-        mixed, file.attention = _attention_of_few(ops, query, x.tensor, keys, values, heads, name)
-        return Value(mixed, removed_offset)
-    query = split_heads(ops, query, heads, f"{name}/query")
-    key = split_heads(ops, ops.dense(x.tensor, *keys, f"{name}/key"), heads, f"{name}/key")
-    value = split_heads(ops, ops.dense(x.tensor, *values, f"{name}/value"), heads, f"{name}/value")
-    if layer.rotary is not None:
-        query = _turn(file, query, layer.rotary, f"{name}/query")
-        key = _turn(file, key, layer.rotary, f"{name}/key")
-    scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
-    if relative is not None:
-        scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
-    if layer.causal:
-        mask = np.triu(np.full([static_dim(x.tensor.shape[1])] * 2, MASKED), 1)[None, None]
-        scores = ops.add(scores, file.shared_constant(mask, "causal_mask"), f"{name}/masked")
-    file.attention = ops.softmax(scores, f"{name}/weights")
-    return Value(merge_heads(ops, ops.matmul(file.attention, value, f"{name}/mixed"), name), removed_offset)
-
-
-def class_attention(file: FileWriter) -> Tensor:
-    """Return how the class token attends to the patches in the last block, (batch, heads, patches)."""
-    ops = file.ops
-    layers = file.model.layers
-    block = [layer for layer in layers if isinstance(layer, vit.EncoderBlock)][-1]
-    start = sum(len(folding.prefix_tokens(layer)) for layer in layers if isinstance(layer, vit.PrefixTokens))
-    file.read(block.output)
-    heads = block.attention.num_heads
-    weights = file.attention
-    assert weights is not None  # `Options.check` refuses models without attention
-    batch, tokens = weights.shape[0], static_dim(weights.shape[-1])
-    if len(weights.shape) == 3:
-        weights = ops.reshape(weights, (batch, heads, static_dim(weights.shape[1]) // heads, tokens), "attention/heads")
-    if weights.shape[2] != 1:
-        weights = ops.slice(weights, 2, 0, 1, "attention/class_token")
-    weights = ops.slice(weights, 3, start, tokens, "attention/patches")
-    return ops.reshape(weights, (batch, heads, tokens - start), "attention")
-
-
-def _remove_constant(x: Value, values: DenseWeights) -> tuple[Value, Affine | None]:
-    """Return x without the constant of its affine, and the affine that adds it to the mixed values instead."""
-    if x.affine is None:
-        return x, None
-    without_constant = x.affine._replace(constant=np.zeros_like(x.affine.constant))
-    removed_offset = values.kernel @ x.affine.constant
-    restored = Affine(np.ones_like(removed_offset), np.zeros_like(removed_offset), removed_offset)
-    return dataclasses.replace(x, affine=without_constant), restored
-
-
-def _attention_of_few(
-    ops: Operators, query: Tensor, x: Tensor, keys: DenseWeights, values: DenseWeights, heads: int, name: str
-) -> tuple[Tensor, Tensor]:
-    """Compute attention of few queries without the keys and values of every token, which would cost more.
-
-    With the kernels K and V of a head, q (x K)' = (q K') x' and w (x V) = (w x) V: K is applied to the queries, and
-    V to the weighted sums of tokens. All heads are one product: each has its own rows, in which the channels of other
-    heads are zero before K and after V. Softmax ignores the bias of the keys, which is equal in all scores of a query.
-    """
-    batch, queries, width = query.shape
-    by_head = (batch, heads, queries, width)
-    rows = (batch, heads * static_dim(queries), width)
-    own_channels = np.eye(heads).repeat(static_dim(width) // heads, axis=1)[None, :, None]
-    mask = ops.constant(own_channels, f"{name}/own")
-    query = ops.reshape(query, (batch, 1, queries, width), f"{name}/query/apart")
-    query = ops.reshape(ops.multiply(query, mask, f"{name}/query/own"), rows, f"{name}/query/rows")
-    query = ops.dense(query, keys.kernel.T, None, f"{name}/key")
-    weights = ops.softmax(ops.matmul(query, x, f"{name}/scores", transpose_b=True), f"{name}/weights")
-    mixed = ops.dense(ops.matmul(weights, x, f"{name}/mixed"), *values, f"{name}/value", few_rows=True)
-    mixed = ops.multiply(ops.reshape(mixed, by_head, f"{name}/value/apart"), mask, f"{name}/value/own")
-    return ops.sum(mixed, [1], f"{name}/joined", keepdims=False), weights
-
-
-def _turn(file: FileWriter, x: Tensor, rotary: Any, name: str) -> Tensor:
-    """Return queries or keys, (batch, heads, tokens, size), turned by rotary positions.
-
-    x * cosines + quarter_turn(x) * sines; the signs of the quarter turn are those of the sines.
-    """
-    ops = file.ops
-    tokens, size = static_dim(x.shape[2]), static_dim(x.shape[3])
-    half = size // 2
-    cosines, sines = folding.rotary_tables(rotary, tokens, size)
-    if not sines.any():  # tokens in front of the patches
-        return x
-    halves = [ops.slice(x, 3, start, start + half, f"{name}/half_{start}") for start in (half, 0)]
-    quarter = ops.concatenate(halves, 3, f"{name}/quarter")
-    cosine_table = file.shared_constant(cosines[None, None], f"rotary_{tokens}/cosines")
-    sine_table = file.shared_constant(sines[None, None], f"rotary_{tokens}/sines")
-    along = ops.multiply(x, cosine_table, f"{name}/along")
-    across = ops.multiply(quarter, sine_table, f"{name}/across")
-    return ops.add(along, across, f"{name}/turned")
-
-
-def _relative_scores(file: FileWriter, query: Tensor, layer: Any, name: str) -> Tensor:
-    """Return the scores of relative positions, (batch, heads, queries, tokens).
-
-    Every query is multiplied by the embeddings of all offsets. Reshaping the flat result to rows one column shorter
-    moves each offset to the column of its key, as `relative_scores` of the layer does.
-    """
-    ops, (batch, heads, query_dim, _) = file.ops, query.shape
-    queries = static_dim(query_dim)
-    table = folding.relative_table(layer, queries)[None]
-    table_tensor = file.shared_constant(table, f"{layer.name}/table_{queries}")
-    width = table.shape[2] - 1  # tokens + queries - 1
-    x = ops.matmul(query, table_tensor, f"{name}/offsets", transpose_b=True)
-    x = ops.reshape(x, (batch, heads, queries * (width + 1)), f"{name}/flat")
-    x = ops.slice(x, 2, queries - 1, queries - 1 + queries * width, f"{name}/skewed")
-    x = ops.reshape(x, (batch, heads, queries, width), f"{name}/rows")
-    return ops.slice(x, 3, 0, width - queries + 1, f"{name}/relative")
-
-
-def first_tokens(ops: Operators, x: Tensor, count: int, name: str) -> Tensor:
-    """Return the first tokens of x, (batch, tokens, width)."""
-    return x if x.shape[1] == count else ops.slice(x, 1, 0, count, f"{name}/first")
-
-
-def split_heads(ops: Operators, x: Tensor, heads: int, name: str) -> Tensor:
-    """Turn (batch, tokens, heads * size) into (batch, heads, tokens, size)."""
-    batch, tokens, width = x.shape
-    x = ops.reshape(x, (batch, tokens, heads, static_dim(width) // heads), f"{name}/heads")
-    return ops.transpose(x, (0, 2, 1, 3), f"{name}/heads_first")
-
-
-def merge_heads(ops: Operators, x: Tensor, name: str) -> Tensor:
-    """Turn (batch, heads, tokens, size) into (batch, tokens, heads * size)."""
-    batch, heads, tokens, size = x.shape
-    if tokens != 1:
-        x = ops.transpose(x, (0, 2, 1, 3), f"{name}/heads_last")
-    return ops.reshape(x, (batch, tokens, static_dim(heads) * static_dim(size)), f"{name}/joined")
-
-
 honours(vit.PatchEmbedding, "hidden_size", "patch_size", "use_bias")
 
 
 @writes(vit.PatchEmbedding, starts_stream=True)
-def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
+def write_patches(file: FileWriter, layer: Any, images: Any) -> PendingTensor:
     """Write one token for each patch, (batch, rows * columns, hidden_size).
 
     Square patches that cover the image can go to a dense layer: it is faster than a convolution, and the runtime
@@ -200,7 +46,7 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
             x = ops.space_to_depth(x, height, f"{name}/cells")
         x = ops.reshape(x, (x.shape[0], rows * columns, x.shape[3]), f"{name}/patches")
         x = ops.dense(x, kernel.reshape(len(kernel), -1), bias, name)
-    return Value(x, scales=scales)
+    return PendingTensor(x, scales=scales)
 
 
 honours(vit.PrefixTokens, "class_token", "distilled", "num_registers")
@@ -208,7 +54,7 @@ honours(vit.PositionEmbedding, "grid", "prefix_tokens", "kind", "method")
 
 
 @writes(vit.PrefixTokens, vit.PositionEmbedding, reads_stream=True)
-def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
+def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
     """Write prefix tokens and positions in front of the first block: one addition to the padded patches."""
     layers = [layer]
     while isinstance(source(tokens)[0], vit.PrefixTokens | vit.PositionEmbedding):
@@ -216,27 +62,27 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
         layers.insert(0, front)
     x = file.read(tokens)
     table = np.zeros([static_dim(size) for size in x.tensor.shape[1:]])
-    for one in layers:
-        if isinstance(one, vit.PrefixTokens):
-            table = np.concatenate([folding.prefix_tokens(one), table])
+    for stem_layer in layers:
+        if isinstance(stem_layer, vit.PrefixTokens):
+            table = np.concatenate([folding.prefix_tokens(stem_layer), table])
         else:
-            table = table + folding.float64(one.table())[0]
+            table = table + folding.float64(stem_layer.table())[0]
     tensor = apply_affine(file.ops, x, f"{layer.name}/input")
     tensor = file.ops.pad(tensor, (0, len(table) - static_dim(tensor.shape[1]), 0), "prefix/places")
     if table.any():
         table = folding.center_and_scale(table, x.scales)
         positions = (vit.PositionEmbedding, RelativePosition)
-        has_others = any(isinstance(one, positions) and one not in layers for one in file.model.layers)
+        has_others = any(isinstance(x, positions) and x not in layers for x in file.model.layers)
         name = "prefix" if has_others else "position"  # blocks with positions use the second name
         tensor = file.ops.add_table(tensor, table[None], name)
-    return Value(tensor, scales=x.scales)
+    return PendingTensor(tensor, scales=x.scales)
 
 
 honours(TokenEmbedding, "vocab_size", "max_length", "hidden_size")
 
 
 @writes(TokenEmbedding, starts_stream=True)
-def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
+def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> PendingTensor:
     """Write the embeddings of ids (batch, max_length), which are the file's input, and of their positions.
 
     With int8 kernels the table has a scale for each token. The runtime reads only the rows of a text.
@@ -254,7 +100,7 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
         x = ops.multiply(ops.cast(rows, "float32", f"{name}/floats"), factor, f"{name}/words")
     else:
         x = ops.gather(storage.add_kernel(ops.builder, words, f"{name}/embedding"), ids, f"{name}/words")
-    return Value(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
+    return PendingTensor(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
 
 
 honours(
@@ -276,7 +122,7 @@ honours(vit.EncoderBlock, *HONOURED[BlockConfig], "rotary", "causal", "stochasti
 
 
 @writes(vit.EncoderBlock, starts_stream=True, reads_stream=True)
-def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None) -> Value:
+def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None) -> PendingTensor:
     """Write an encoder block, for the tokens that later layers read.
 
     Positions that are added to the input of every block are written here: blocks may share their layer.
@@ -293,9 +139,9 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
         x = _stream_tokens(file, tokens)
     is_whole = isinstance(file.model, VisionTransformer)  # other layers of other models may read any token
     queries = (block.final_tokens if is_whole else None) or static_dim(x.shape[1])
-    normalized = norm(file, block.norm1, Value(x, scales=scales), f"{name}/norm1")
+    normalized = norm(file, block.norm1, PendingTensor(x, scales=scales), f"{name}/norm1")
     if block.attention is None:
-        branch = _mix_tokens(file, block, normalized, f"{name}/token_mlp", queries=queries)
+        branch = _write_token_mlp(file, block, normalized, f"{name}/token_mlp", queries=queries)
     else:
         layer = relative if relative is None else source(relative)[0]
         mixed = attention(file, block.attention, normalized, f"{name}/attention", queries=queries, relative=layer)
@@ -305,13 +151,13 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
         branch = residual_dense(file, out, mixed, f"{name}/attention/out", few_rows=few_rows, **options)
     x = first_tokens(ops, x, queries, name)
     x = ops.add(x, branch, f"{name}/{'token_mixing' if block.attention is None else 'attention'}")
-    normalized = norm(file, block.norm2, Value(x, scales=scales), f"{name}/norm2")
+    normalized = norm(file, block.norm2, PendingTensor(x, scales=scales), f"{name}/norm2")
     branch = mlp(file, block.mlp, normalized, f"{name}/mlp", layer_scale=block.scale2, scales=scales)
-    return Value(ops.add(x, branch, name), scales=scales)
+    return PendingTensor(ops.add(x, branch, name), scales=scales)
 
 
-def _mix_tokens(file: FileWriter, block: Any, x: Value, name: str, *, queries: int) -> Tensor:
-    """Return the result of a block's token MLP for the residual stream, (batch, queries, hidden_size).
+def _write_token_mlp(file: FileWriter, block: Any, x: PendingTensor, name: str, *, queries: int) -> Tensor:
+    """Write a block's token MLP for the residual stream, (batch, queries, hidden_size).
 
     Its dense layers run along the tokens: gains and factors of channels cannot be folded into them.
     """
@@ -324,7 +170,7 @@ def _mix_tokens(file: FileWriter, block: Any, x: Value, name: str, *, queries: i
 
 
 def _stream_tokens(file: FileWriter, tokens: Any) -> Tensor:
-    """Return tokens as the residual stream has them; those of a norm in front of the first block are not yet so."""
+    """Read tokens of the residual stream; those of a norm in front of the first block are brought into its form."""
     x = file.read(tokens)
     tensor = apply_affine(file.ops, x, x.norm)
     return tensor if x.scales is not None else _center_and_scale(file, tensor, "tokens")
@@ -339,3 +185,161 @@ def _center_and_scale(file: FileWriter, x: Tensor, name: str) -> Tensor:
     if (scales == 1).all():
         return x
     return file.ops.multiply(x, file.shared_constant(scales, "stream/scales"), f"{name}/scaled")
+
+
+# ---- attention
+
+honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
+STREAM_READERS.add(RelativePosition)  # of the tokens it reads the shape alone
+honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
+honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved")
+honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
+honours(MergeHeads, "width")
+
+
+def attention(
+    file: FileWriter, layer: Any, x: PendingTensor, name: str, *, queries: int, relative: Any = None
+) -> PendingTensor:
+    """Write attention of the first `queries` tokens without its output projection, (batch, queries, hidden_size).
+
+    `relative` is a RelativePosition. The attention weights, (batch, heads, queries, tokens) or (batch, heads * queries,
+    tokens), become `file.attention`.
+
+    Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query,
+    unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
+    projection, whose bias has it.
+    """
+    ops = file.ops
+    heads = layer.num_heads
+    without_constant, removed_offset = _remove_constant(x, folding.dense_weights(layer.value))
+    keys = file.fold(folding.key_weights(layer), without_constant if layer.rotary is None else x)
+    values = file.fold(folding.dense_weights(layer.value), without_constant)
+    query_weights = file.fold(folding.query_weights(layer), x)
+    query = ops.dense(first_tokens(ops, x.tensor, queries, name), *query_weights, f"{name}/query")
+    if relative is None and layer.rotary is None and heads * queries < static_dim(x.tensor.shape[1]):
+        mixed, file.attention = _few_query_attention(ops, query, x.tensor, keys, values, heads, name)
+        return PendingTensor(mixed, removed_offset)
+    query = split_heads(ops, query, heads, f"{name}/query")
+    key = split_heads(ops, ops.dense(x.tensor, *keys, f"{name}/key"), heads, f"{name}/key")
+    value = split_heads(ops, ops.dense(x.tensor, *values, f"{name}/value"), heads, f"{name}/value")
+    if layer.rotary is not None:
+        query = _apply_rotary(file, query, layer.rotary, f"{name}/query")
+        key = _apply_rotary(file, key, layer.rotary, f"{name}/key")
+    scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
+    if relative is not None:
+        scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
+    if layer.causal:
+        mask = np.triu(np.full([static_dim(x.tensor.shape[1])] * 2, MASKED), 1)[None, None]
+        scores = ops.add(scores, file.shared_constant(mask, "causal_mask"), f"{name}/masked")
+    file.attention = ops.softmax(scores, f"{name}/weights")
+    return PendingTensor(merge_heads(ops, ops.matmul(file.attention, value, f"{name}/mixed"), name), removed_offset)
+
+
+def class_attention(file: FileWriter) -> Tensor:
+    """Write the class token's attention to the patches in the last block, (batch, heads, patches)."""
+    ops = file.ops
+    layers = file.model.layers
+    block = [layer for layer in layers if isinstance(layer, vit.EncoderBlock)][-1]
+    start = sum(len(folding.prefix_tokens(layer)) for layer in layers if isinstance(layer, vit.PrefixTokens))
+    file.read(block.output)
+    heads = block.attention.num_heads
+    weights = file.attention
+    assert weights is not None  # `Options.check` refuses models without attention
+    batch, tokens = weights.shape[0], static_dim(weights.shape[-1])
+    if len(weights.shape) == 3:
+        weights = ops.reshape(weights, (batch, heads, static_dim(weights.shape[1]) // heads, tokens), "attention/heads")
+    if weights.shape[2] != 1:
+        weights = ops.slice(weights, 2, 0, 1, "attention/class_token")
+    weights = ops.slice(weights, 3, start, tokens, "attention/patches")
+    return ops.reshape(weights, (batch, heads, tokens - start), "attention")
+
+
+def _remove_constant(x: PendingTensor, values: DenseWeights) -> tuple[PendingTensor, Affine | None]:
+    """Remove the constant of x's affine; also the affine that adds it to the mixed values instead."""
+    if x.affine is None:
+        return x, None
+    without_constant = x.affine._replace(constant=np.zeros_like(x.affine.constant))
+    removed_offset = values.kernel @ x.affine.constant
+    restored = Affine(np.ones_like(removed_offset), np.zeros_like(removed_offset), removed_offset)
+    return dataclasses.replace(x, affine=without_constant), restored
+
+
+def _few_query_attention(
+    ops: Operators, query: Tensor, x: Tensor, keys: DenseWeights, values: DenseWeights, heads: int, name: str
+) -> tuple[Tensor, Tensor]:
+    """Compute attention of few queries without the keys and values of every token, which would cost more.
+
+    With the kernels K and V of a head, q (x K)' = (q K') x' and w (x V) = (w x) V: K is applied to the queries, and
+    V to the weighted sums of tokens. All heads are one product: each has its own rows, in which the channels of other
+    heads are zero before K and after V. Softmax ignores the bias of the keys, which is equal in all scores of a query.
+    """
+    batch, queries, width = query.shape
+    by_head = (batch, heads, queries, width)
+    rows = (batch, heads * static_dim(queries), width)
+    own_channels = np.eye(heads).repeat(static_dim(width) // heads, axis=1)[None, :, None]
+    mask = ops.constant(own_channels, f"{name}/own")
+    query = ops.reshape(query, (batch, 1, queries, width), f"{name}/query/apart")
+    query = ops.reshape(ops.multiply(query, mask, f"{name}/query/own"), rows, f"{name}/query/rows")
+    query = ops.dense(query, keys.kernel.T, None, f"{name}/key")
+    weights = ops.softmax(ops.matmul(query, x, f"{name}/scores", transpose_b=True), f"{name}/weights")
+    mixed = ops.dense(ops.matmul(weights, x, f"{name}/mixed"), *values, f"{name}/value", few_rows=True)
+    mixed = ops.multiply(ops.reshape(mixed, by_head, f"{name}/value/apart"), mask, f"{name}/value/own")
+    return ops.sum(mixed, [1], f"{name}/joined", keepdims=False), weights
+
+
+def _apply_rotary(file: FileWriter, x: Tensor, rotary: Any, name: str) -> Tensor:
+    """Rotate queries or keys, (batch, heads, tokens, size), by their rotary positions.
+
+    x * cosines + quarter_turn(x) * sines; the signs of the quarter turn are those of the sines.
+    """
+    ops = file.ops
+    tokens, size = static_dim(x.shape[2]), static_dim(x.shape[3])
+    half = size // 2
+    cosines, sines = folding.rotary_tables(rotary, tokens, size)
+    if not sines.any():  # tokens in front of the patches
+        return x
+    halves = [ops.slice(x, 3, start, start + half, f"{name}/half_{start}") for start in (half, 0)]
+    quarter = ops.concatenate(halves, 3, f"{name}/quarter")
+    cosine_table = file.shared_constant(cosines[None, None], f"rotary_{tokens}/cosines")
+    sine_table = file.shared_constant(sines[None, None], f"rotary_{tokens}/sines")
+    along = ops.multiply(x, cosine_table, f"{name}/along")
+    across = ops.multiply(quarter, sine_table, f"{name}/across")
+    return ops.add(along, across, f"{name}/turned")
+
+
+def _relative_scores(file: FileWriter, query: Tensor, layer: Any, name: str) -> Tensor:
+    """Compute the scores of relative positions, (batch, heads, queries, tokens).
+
+    Every query is multiplied by the embeddings of all offsets. Reshaping the flat result to rows one column shorter
+    moves each offset to the column of its key, as `relative_scores` of the layer does.
+    """
+    ops, (batch, heads, query_dim, _) = file.ops, query.shape
+    queries = static_dim(query_dim)
+    table = folding.relative_table(layer, queries)[None]
+    table_tensor = file.shared_constant(table, f"{layer.name}/table_{queries}")
+    width = table.shape[2] - 1  # tokens + queries - 1
+    x = ops.matmul(query, table_tensor, f"{name}/offsets", transpose_b=True)
+    x = ops.reshape(x, (batch, heads, queries * (width + 1)), f"{name}/flat")
+    x = ops.slice(x, 2, queries - 1, queries - 1 + queries * width, f"{name}/skewed")
+    x = ops.reshape(x, (batch, heads, queries, width), f"{name}/rows")
+    return ops.slice(x, 3, 0, width - queries + 1, f"{name}/relative")
+
+
+def first_tokens(ops: Operators, x: Tensor, count: int, name: str) -> Tensor:
+    """Take the first tokens of x, (batch, tokens, width)."""
+    return x if x.shape[1] == count else ops.slice(x, 1, 0, count, f"{name}/first")
+
+
+def split_heads(ops: Operators, x: Tensor, heads: int, name: str) -> Tensor:
+    """Turn (batch, tokens, heads * size) into (batch, heads, tokens, size)."""
+    batch, tokens, width = x.shape
+    x = ops.reshape(x, (batch, tokens, heads, static_dim(width) // heads), f"{name}/heads")
+    return ops.transpose(x, (0, 2, 1, 3), f"{name}/heads_first")
+
+
+def merge_heads(ops: Operators, x: Tensor, name: str) -> Tensor:
+    """Turn (batch, heads, tokens, size) into (batch, tokens, heads * size)."""
+    batch, heads, tokens, size = x.shape
+    if tokens != 1:
+        x = ops.transpose(x, (0, 2, 1, 3), f"{name}/heads_last")
+    return ops.reshape(x, (batch, tokens, static_dim(heads) * static_dim(size)), f"{name}/joined")

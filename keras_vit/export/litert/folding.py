@@ -21,7 +21,7 @@ class Affine(NamedTuple):
 
     gain: Array
     shift: Array
-    constant: Array  # makes up for what is subtracted from x because it has outliers
+    constant: Array  # compensates the constant that is subtracted from x because of outliers
 
 
 class DenseWeights(NamedTuple):
@@ -31,7 +31,7 @@ class DenseWeights(NamedTuple):
     bias: Array
 
     def fold_affine(self, affine: Affine | None) -> Self:
-        """Return weights that take a norm's result before its gain and shift and give the same output."""
+        """Fold a norm's gain and shift into the weights: they then take the norm's result before both."""
         if affine is None:
             return self
         return self._replace(
@@ -39,17 +39,17 @@ class DenseWeights(NamedTuple):
         )
 
     def scale_outputs(self, factors: Array | float) -> Self:
-        """Return the weights whose outputs are multiplied by one factor, or by one for each, (outputs,)."""
+        """Multiply the outputs by one factor, or by one for each, (outputs,)."""
         factors = np.broadcast_to(np.asarray(factors, np.float64), self.bias.shape)
         return self._replace(kernel=self.kernel * factors[:, None], bias=self.bias * factors)
 
     def center_and_scale_outputs(self, scales: Array | None) -> Self:
-        """Return the weights whose outputs are tokens of the residual stream; see `center_and_scale`."""
+        """Make the outputs tokens of the residual stream; see `center_and_scale`."""
         return self._replace(kernel=center_and_scale(self.kernel.T, scales).T, bias=center_and_scale(self.bias, scales))
 
 
 def float64(weight: Any) -> Array:
-    """Return a variable or an array as float64."""
+    """Convert a variable or an array to float64."""
     return np.asarray(keras.ops.convert_to_numpy(weight), np.float64)
 
 
@@ -59,20 +59,20 @@ def center(values: Array, axis: int = -1) -> Array:
 
 
 def center_and_scale(tokens: Array, scales: Array | None) -> Array:
-    """Return tokens, (..., width), as the residual stream has them: their mean is subtracted, then they are multiplied
+    """Bring tokens, (..., width), into the form of the residual stream: subtract their mean and multiply them
     by `scales`, (width,). None leaves them as they are.
     """
     return tokens if scales is None else center(tokens) * scales
 
 
 def norm_affine(layer: Any, scales: Array | None = None) -> Affine:
-    """Return the gain and shift of a LayerNorm whose input is already multiplied by `scales`, (width,)."""
+    """Gain and shift of a LayerNorm whose input is already multiplied by `scales`, (width,)."""
     gain = float64(layer.gamma)
     return Affine(gain if scales is None else gain / scales, float64(layer.beta), np.zeros(len(gain)))
 
 
 def dense_weights(layer: Any) -> DenseWeights:
-    """Return the weights of a Dense, or of one of attention's EinsumDense with its heads side by side."""
+    """Read the weights of a Dense, or of one of attention's EinsumDense with its heads side by side."""
     kernel = float64(layer.kernel)
     outputs = kernel.shape[-1] if layer.name == "out" or kernel.ndim == 2 else kernel.shape[1] * kernel.shape[2]
     kernel = kernel.reshape(-1, outputs).T
@@ -80,7 +80,7 @@ def dense_weights(layer: Any) -> DenseWeights:
 
 
 def residual_weights(weights: DenseWeights, layer_scale: Any, scales: Array | None) -> DenseWeights:
-    """Return the weights of a layer that writes to the residual stream, with its LayerScale (or None) folded in.
+    """Fold a LayerScale (or None) into the weights of a layer that writes to the residual stream.
 
     `scales` are those of `center_and_scale`.
     """
@@ -90,16 +90,16 @@ def residual_weights(weights: DenseWeights, layer_scale: Any, scales: Array | No
 
 
 def query_weights(attention: Any) -> DenseWeights:
-    """Return the weights of a MultiHeadAttention's queries, with the factor 1 / sqrt(head size) folded in."""
-    return _with_pairs_apart(dense_weights(attention.query).scale_outputs(attention.scale), attention)
+    """Weights of a MultiHeadAttention's queries, with the factor 1 / sqrt(head size) folded in."""
+    return _deinterleave_heads(dense_weights(attention.query).scale_outputs(attention.scale), attention)
 
 
 def key_weights(attention: Any) -> DenseWeights:
-    """Return the weights of a MultiHeadAttention's keys."""
-    return _with_pairs_apart(dense_weights(attention.key), attention)
+    """Weights of a MultiHeadAttention's keys."""
+    return _deinterleave_heads(dense_weights(attention.key), attention)
 
 
-def _with_pairs_apart(weights: DenseWeights, attention: Any) -> DenseWeights:
+def _deinterleave_heads(weights: DenseWeights, attention: Any) -> DenseWeights:
     """Order the channels of each head as a Rotary that is not interleaved has them.
 
     Scores do not depend on the order of channels, if it is the same in queries and keys.
@@ -112,7 +112,7 @@ def _with_pairs_apart(weights: DenseWeights, attention: Any) -> DenseWeights:
 
 
 def rotary_tables(rotary: Any, queries: int, size: int) -> tuple[Array, Array]:
-    """Return the cosines, and the sines with the signs of a quarter turn, for the first queries: (queries, size)."""
+    """Cosines, and sines with the signs of a quarter turn, for the first queries: (queries, size)."""
     plain = dataclasses.replace(rotary, interleaved=False)
     cosines, sines = (table[:queries].copy() for table in cosines_and_sines(plain, size, "float64"))
     sines[:, : size // 2] *= -1
@@ -120,7 +120,7 @@ def rotary_tables(rotary: Any, queries: int, size: int) -> tuple[Array, Array]:
 
 
 def probe_weights(pooling: Any) -> DenseWeights:
-    """Return the weights that compute the scores of an AttentionPooling's probe, (heads,) for each token.
+    """Weights that compute the scores of an AttentionPooling's probe, (heads,) for each token.
 
     The query is the same for every image and becomes part of the kernel. Softmax ignores the bias of the keys.
     """
@@ -133,19 +133,19 @@ def probe_weights(pooling: Any) -> DenseWeights:
 
 
 def patch_weights(layer: Any, scale: Array | None) -> tuple[Array, Array]:
-    """Return the kernel (outputs, height, width, inputs) and bias of a PatchEmbedding whose image is x * scale."""
+    """Kernel (outputs, height, width, inputs) and bias of a PatchEmbedding whose image is x * scale."""
     kernel = np.moveaxis(float64(layer.kernel), -1, 0)
     bias = np.zeros(len(kernel)) if layer.bias is None else float64(layer.bias)
     return kernel if scale is None else kernel * scale, bias
 
 
 def prefix_tokens(layer: Any) -> Array:
-    """Return the tokens that a PrefixTokens puts in front of the patches, (tokens, width)."""
+    """Tokens that a PrefixTokens puts in front of the patches, (tokens, width)."""
     return np.concatenate([float64(token)[0] for token in layer.prefix])
 
 
 def relative_table(layer: Any, queries: int) -> Array:
-    """Return a RelativePosition's table for the first queries, (heads, tokens + queries, head size): reversed, so that
+    """Table of a RelativePosition for the first queries, (heads, tokens + queries, head size), reversed:
     row m belongs to the key m - (queries - 1) + q of query q, with a row of zeros at the end.
     """
     table = float64(layer.table)

@@ -1,4 +1,4 @@
-"""Writers of the head's layers: pooling, feature, logits (paper, equation 4)."""
+"""Write the head's layers (pooling, feature, logits; paper, equation 4), and the graph of a whole model."""
 
 import dataclasses
 import math
@@ -7,15 +7,53 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.export.litert import folding
-from keras_vit.export.litert.builder import Tensor
+from keras_vit.export.litert import dense_maps, encoder, folding, images, layers, stem
+from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.encoder import first_tokens, merge_heads, split_heads
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.layers import apply_affine, mlp, norm, write_dense
 from keras_vit.export.litert.operators import Operators, static_dim
-from keras_vit.export.litert.writer import FileWriter, Value, honours, source, unsupported, writes
+from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, source, unsupported, writes
+from keras_vit.export.modes import Options, image_config
 from keras_vit.model import layers as vit
+from keras_vit.model import task as tasks
 from keras_vit.model.layers.tokens import EndTokenPooling
+
+WRITERS = (dense_maps, encoder, images, layers, stem)  # importing these modules registers their writers
+
+
+def build_file(model: Any, options: Options) -> Builder:
+    """Build the file of a VisionTransformer, of any back end and dtype policy; the file computes in float32.
+
+    `options` are checked before. The signature is "image" -> "logits", "probabilities" or (without a head) "features",
+    and "attention" if asked for.
+    """
+    file = FileWriter(model, Operators(Builder(), options.storage, options.rounded, norms=options.norms), options)
+    write_model(file)
+    return file.ops.builder
+
+
+def write_model(file: FileWriter) -> None:
+    """Write the layers of the file's model, and its signature."""
+    ops, options, model = file.ops, file.options, file.model
+    ops.builder.description = f"{model.name}, a {type(model).__name__} by keras_vit"
+    second_output = {"attention": encoder.class_attention(file)} if options.attention else {}
+    task = tasks.of_model(model)
+    name = options.output_name(task.outputs)
+    output = layers.apply_affine(ops, file.read(model.outputs[0]), task.outputs[0])
+    if name == "probabilities":
+        is_softmax = getattr(task, "probabilities", "softmax") == "softmax"
+        output = ops.softmax(output, name) if is_softmax else ops.unary("LOGISTIC", output, name)
+    elif name == "classes":
+        size = image_config(model).size
+        whole = output if output.shape[1:3] == size else ops.resize_bilinear(output, size, "logits/enlarged")
+        output = ops.cast(ops.arg_max(whole, "classes/numbers"), "uint8", name)
+    if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
+        raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
+    ops.builder.signature(file.inputs, {name: output, **second_output})
+
+
+# ---- the head
 
 FEATURES = "features"  # name of the output of a model without a head
 
@@ -30,11 +68,11 @@ honours(vit.L2Normalization)
 
 
 @writes(keras.layers.Reshape)
-def write_reshape(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_reshape(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a Reshape, such as that of a ResNet's map to tokens."""
     value = file.read(x)
     if layer.target_shape[-1] != value.tensor.shape[-1]:
-        value = Value(apply_affine(file.ops, value, layer.name))
+        value = PendingTensor(apply_affine(file.ops, value, layer.name))
     batch, *sides = value.tensor.shape
     known = math.prod(size for size in layer.target_shape if size != -1)
     size = math.prod(map(static_dim, sides)) // known
@@ -43,7 +81,7 @@ def write_reshape(file: FileWriter, layer: Any, x: Any) -> Value:
 
 
 @writes(vit.TokenPooling, reads_stream=True)
-def write_token_pooling(file: FileWriter, layer: Any, tokens: Any) -> Value:
+def write_token_pooling(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
     """Write one token, or the mean of all patches: (batch, width)."""
     x = file.read(tokens)
     if layer.token is None:
@@ -59,7 +97,7 @@ def write_token_pooling(file: FileWriter, layer: Any, tokens: Any) -> Value:
 
 
 @writes(EndTokenPooling)
-def write_end_token_pooling(file: FileWriter, layer: Any, tokens: Any, _: Any) -> Value:
+def write_end_token_pooling(file: FileWriter, layer: Any, tokens: Any, _: Any) -> PendingTensor:
     """Write the choice of the end token's row: (batch, width)."""
     ops, name = file.ops, layer.name
     x, marks = file.read(tokens), file.inputs["ids"]
@@ -71,22 +109,24 @@ def write_end_token_pooling(file: FileWriter, layer: Any, tokens: Any, _: Any) -
 
 
 @writes(keras.layers.Concatenate)
-def write_concatenate(file: FileWriter, layer: Any, *inputs: Any) -> Value:
+def write_concatenate(file: FileWriter, layer: Any, *inputs: Any) -> PendingTensor:
     """Write features side by side; the gain and shift of a norm that all of them have are left to apply."""
     values = [file.read(x) for x in reversed(inputs)][::-1]  # in files the mean precedes the class token
     affines = [value.affine for value in values if value.affine is not None and value.norm == values[0].norm]
     if len(affines) == len(values):
         tensors = [value.tensor for value in values]
-        joined = Value(tensors[0], Affine(*map(np.concatenate, zip(*affines, strict=True))), norm=values[0].norm)
+        joined = PendingTensor(
+            tensors[0], Affine(*map(np.concatenate, zip(*affines, strict=True))), norm=values[0].norm
+        )
     else:
         tensors = [apply_affine(file.ops, value, f"{layer.name}/{i}") for i, value in enumerate(values)]
-        joined = Value(tensors[0])
+        joined = PendingTensor(tensors[0])
     tensor = file.ops.concatenate(tensors, len(tensors[0].shape) - 1, layer.name)
     return dataclasses.replace(joined, tensor=tensor)
 
 
 @writes(vit.AttentionPooling)
-def write_attention_pooling(file: FileWriter, pooling: Any, tokens: Any) -> Value:
+def write_attention_pooling(file: FileWriter, pooling: Any, tokens: Any) -> PendingTensor:
     """Write attention of a probe, which is constant, to the patches, and an MLP of the result: (batch, width)."""
     ops = file.ops
     attention = pooling.attention
@@ -102,18 +142,18 @@ def write_attention_pooling(file: FileWriter, pooling: Any, tokens: Any) -> Valu
     mixed = merge_heads(ops, ops.matmul(weights, value, f"{name}/mixed"), name)
     mixed = ops.reshape(mixed, (batch, mixed.shape[2]), f"{name}/row")
     pooled = ops.dense(mixed, *folding.dense_weights(attention.out), f"{name}/out")
-    normalized = norm(file, pooling.norm, Value(pooled), f"{pooling.name}/norm")
-    return Value(ops.add(pooled, mlp(file, pooling.mlp, normalized, f"{pooling.name}/mlp"), pooling.name))
+    normalized = norm(file, pooling.norm, PendingTensor(pooled), f"{pooling.name}/norm")
+    return PendingTensor(ops.add(pooled, mlp(file, pooling.mlp, normalized, f"{pooling.name}/mlp"), pooling.name))
 
 
 def num_folded_weights(model: keras.Model) -> int:
-    """Return the number of weights in kernels that a file lacks: a probe's query and keys become one small kernel."""
+    """Count the weights that a file lacks: a probe's query and keys become one small kernel."""
     attentions = [layer.attention for layer in model.layers if isinstance(layer, vit.AttentionPooling)]
     return sum(math.prod(part.kernel.shape) for layer in attentions for part in (layer.query, layer.key))
 
 
 @writes(vit.L2Normalization)
-def write_l2_normalization(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_l2_normalization(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write x / the root of its mean square (a sum overflows half precision); the rest of the norm is left to apply."""
     ops, name = file.ops, layer.name
     feature = apply_affine(ops, file.read(x), FEATURES)
@@ -121,18 +161,18 @@ def write_l2_normalization(file: FileWriter, layer: Any, x: Any) -> Value:
     square = ops.mean(ops.multiply(feature, feature, f"{name}/squares"), [-1], f"{name}/mean", keepdims=True)
     square = ops.add(square, ops.constant(np.array(1e-20, np.float32), "tiny"), f"{name}/safe")
     normalized = ops.multiply(feature, ops.unary("RSQRT", square, f"{name}/rsqrt"), name)
-    return Value(normalized, Affine(np.full(width, width**-0.5), *np.zeros((2, width))))
+    return PendingTensor(normalized, Affine(np.full(width, width**-0.5), *np.zeros((2, width))))
 
 
 @writes(keras.layers.Average)
-def write_average(file: FileWriter, layer: Any, *inputs: Any) -> Value:
+def write_average(file: FileWriter, layer: Any, *inputs: Any) -> PendingTensor:
     """Write the mean of two dense layers' results, which their weights halve, or of the first tokens of a sequence."""
     sources = [source(x) for x in inputs]
-    if len(inputs) == 2 and all(type(one) is keras.layers.Dense for one, _ in sources):
+    if len(inputs) == 2 and all(type(front) is keras.layers.Dense for front, _ in sources):
         first, second = (write_dense(file, dense, *read, factor=0.5).tensor for dense, read in sources)
-        return Value(file.ops.add(first, second, "logits"))
+        return PendingTensor(file.ops.add(first, second, "logits"))
     tokens = sources[0][1][0]
-    if not all(_is_token(number, tokens, *one) for number, one in enumerate(sources)):
+    if not all(_is_token(number, tokens, front, read) for number, (front, read) in enumerate(sources)):
         raise unsupported(layer, " of other layers than two dense layers or the first tokens")
     x = file.read(tokens)
     tokens = first_tokens(file.ops, x.tensor, len(inputs), "pool")
@@ -140,12 +180,12 @@ def write_average(file: FileWriter, layer: Any, *inputs: Any) -> Value:
 
 
 def _is_token(number: int, tokens: Any, layer: Any, inputs: list[Any]) -> bool:
-    """Return whether a layer selects the token with this number from the tokens."""
+    """True if a layer selects the token with this number."""
     return type(layer) is vit.TokenPooling and layer.token == number and inputs[0] is tokens
 
 
 def _patches(ops: Operators, tokens: Tensor, prefix_tokens: int) -> Tensor:
-    """Return the tokens of patches, which follow the prefix tokens."""
+    """Take the tokens of patches, which follow the prefix tokens."""
     if not prefix_tokens:
         return tokens
     return ops.slice(tokens, 1, prefix_tokens, static_dim(tokens.shape[1]), "pool/patches")

@@ -11,8 +11,8 @@ from keras_vit import position
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.operators import Operators, static_dim
-from keras_vit.export.litert.options import Options, image_config
-from keras_vit.export.litert.writer import FileWriter, Value, honours, unknown_fields, writes
+from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, unknown_fields, writes
+from keras_vit.export.modes import Options, image_config
 from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.preprocess import PILLOW_ONE, is_height_first, pillow_weights, size_before_crop
 
@@ -43,14 +43,14 @@ honours(
 
 
 @writes(keras.layers.InputLayer)
-def write_input(file: FileWriter, layer: Any) -> Value:
+def write_input(file: FileWriter, layer: Any) -> PendingTensor:
     """Write the model's input, an image."""
     del layer
     given = add_image_input(file.ops, image_config(file.model), file.options)
     file.inputs["image"] = given.image
     if given.scale is None:
-        return Value(given.tensor)
-    return Value(given.tensor, Affine(given.scale, *np.zeros((2, len(given.scale)))))
+        return PendingTensor(given.tensor)
+    return PendingTensor(given.tensor, Affine(given.scale, *np.zeros((2, len(given.scale)))))
 
 
 def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> ImageInput:
@@ -76,16 +76,16 @@ def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> Imag
         x = _RESIZERS[options.resize](ops, x, target, preprocessing)
     std = np.broadcast_to(np.array(preprocessing.std), config.num_channels)
     mean = np.broadcast_to(np.array(preprocessing.mean), config.num_channels)
-    shifted = ops.add(_as_float(ops, x), ops.constant(-255 * mean, "image/shift"), "image/shifted")
+    shifted = ops.add(_cast_to_float(ops, x), ops.constant(-255 * mean, "image/shift"), "image/shifted")
     return ImageInput(image, shifted, scale=1 / (255 * std))
 
 
-def _as_float(ops: Operators, x: Tensor) -> Tensor:
+def _cast_to_float(ops: Operators, x: Tensor) -> Tensor:
     return x if x.dtype == "float32" else ops.cast(x, "float32", "image/floats")
 
 
 def resize_plan(source: Size, target: Size, preprocessing: Preprocessing) -> tuple[Size, Size]:
-    """Return (height, width) to resize to, and (top, left) of the part that is kept, as `preprocess` computes them."""
+    """Plan a resize and crop as `preprocess`: (height, width) to resize to, (top, left) of the part that stays."""
     size = size_before_crop(target, preprocessing)
     if preprocessing.resize == "crop":
         ratios = np.array(size, np.float32) / np.array(source, np.float32)  # float32, as in TensorFlow
@@ -104,7 +104,7 @@ def resize_plan(source: Size, target: Size, preprocessing: Preprocessing) -> tup
 def _resize_builtin(ops: Operators, x: Tensor, target: Size, preprocessing: Preprocessing) -> Tensor:
     """Resize bilinearly and crop; the interpolation of the preprocessing is ignored."""
     size, corner = resize_plan(_size(x), target, preprocessing)
-    x = ops.resize_bilinear(_as_float(ops, x), size, "image/resized")
+    x = ops.resize_bilinear(_cast_to_float(ops, x), size, "image/resized")
     for axis, (start, kept) in enumerate(zip(corner, target, strict=True), start=1):
         if x.shape[axis] != kept:
             x = ops.slice(x, axis, start, start + kept, f"image/cut_{axis}")
@@ -131,15 +131,15 @@ def _resize_exact(ops: Operators, x: Tensor, target: Size, preprocessing: Prepro
     height_first = preprocessing.is_pillows and is_height_first(source, size)
     if not height_first:
         passes.reverse()
-    x = ops.transpose(_as_float(ops, x), (0, 3, 2, 1) if height_first else (0, 3, 1, 2), "image/channels_first")
+    x = ops.transpose(_cast_to_float(ops, x), (0, 3, 2, 1) if height_first else (0, 3, 1, 2), "image/channels_first")
     for name, side in passes:  # pixels that are added lie side by side
         if name != passes[0][0]:
             x = ops.transpose(x, (0, 1, 3, 2), f"image/{passes[0][0]}_first")
-        x = _as_pixels(ops, ops.matmul(x, side, f"image/{name}"), preprocessing, f"image/{name}")
+        x = _clip_and_round(ops, ops.matmul(x, side, f"image/{name}"), preprocessing, f"image/{name}")
     return ops.transpose(x, (0, 2, 3, 1) if height_first else (0, 3, 2, 1), "image/resized")
 
 
-def _as_pixels(ops: Operators, x: Tensor, preprocessing: Preprocessing, name: str) -> Tensor:
+def _clip_and_round(ops: Operators, x: Tensor, preprocessing: Preprocessing, name: str) -> Tensor:
     """Clip pixels to 0 to 255 if the interpolation leaves this range, and round them if the preprocessing does."""
     if preprocessing.overshoots:
         white = ops.constant(np.array(255, np.float32), "image/white")
@@ -160,7 +160,7 @@ _RESIZERS: dict[str, Callable[..., Tensor]] = {"exact": _resize_exact, "builtin"
 
 
 def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
-    """Return the matrix, float64 (new, old), by which `preprocess` multiplies one side; its rows sum to 1."""
+    """Matrix, float64 (new, old), by which `preprocess` multiplies one side; its rows sum to 1."""
     if new == old:
         return np.eye(old)
     if preprocessing.is_pillows:
@@ -185,12 +185,12 @@ def _rescale(values: npt.NDArray[Any], new: int, old: int) -> Matrix:
 
 
 def _centers(new: int, old: int) -> Matrix:
-    """Return where the centres of `new` pixels lie among `old` ones, whose centres are 0 .. old - 1."""
+    """Positions of the centres of `new` pixels among `old` ones, whose centres are 0 .. old - 1."""
     return _rescale(np.arange(new) + 0.5, new, old) - 0.5
 
 
 def _bicubic(new: int, old: int) -> Matrix:
-    """Return the matrix of resize_bicubic_op.cc (TensorFlow): a = -0.5, positions rounded to 1/1024 of a pixel."""
+    """Matrix of resize_bicubic_op.cc (TensorFlow): a = -0.5, positions rounded to 1/1024 of a pixel."""
     positions = _centers(new, old)
     start = np.floor(positions)
     fraction = np.rint((positions - start) * 1024)[:, None] / 1024
@@ -208,7 +208,6 @@ def _nearest(new: int, old: int) -> Matrix:
 
 
 def _area(new: int, old: int) -> Matrix:
-    """Return the share that every old pixel has in a new one."""
     edges = _rescale(np.arange(new + 1.0), new, old)
     overlap = np.minimum(edges[1:, None], np.arange(old) + 1) - np.maximum(edges[:-1, None], np.arange(old))
     return np.maximum(overlap, 0) * new / old

@@ -9,7 +9,7 @@ from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, DenseWeights
 from keras_vit.export.litert.operators import Operators, static_dim
-from keras_vit.export.litert.writer import FileWriter, Value, honours, unsupported, writes
+from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, unsupported, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
 from keras_vit.model.layers.base import activation_function
@@ -21,7 +21,7 @@ honours(keras.layers.Identity)
 
 
 @writes(vit.Dropout, keras.layers.Identity, reads_stream=True)
-def write_identity(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_identity(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a layer that does nothing outside of training."""
     del layer
     return file.read(x)
@@ -40,7 +40,7 @@ honours(vit.LayerScale, "initial")
 
 
 @writes(vit.LayerNormalization, reads_stream=True)
-def write_norm(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_norm(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a LayerNormalization."""
     return norm(file, layer, file.read(x), layer.name)
 
@@ -51,22 +51,22 @@ for kind in (keras.layers.Dense, Dense):
 
 
 @writes(keras.layers.Dense)
-def write_dense(file: FileWriter, layer: Any, x: Any, *, factor: float | None = None) -> Value:
+def write_dense(file: FileWriter, layer: Any, x: Any, *, factor: float | None = None) -> PendingTensor:
     """Write a Dense layer and its activation; a factor multiplies the results of the dense layer."""
     value = file.read(x)
     weights = file.fold(folding.dense_weights(layer), value)
     if factor is not None:
         weights = weights.scale_outputs(factor)
     if layer.activation is keras.activations.linear:
-        return Value(file.ops.dense(value.tensor, *weights, layer.name))
+        return PendingTensor(file.ops.dense(value.tensor, *weights, layer.name))
     function = next((name for name in ACTIVATIONS if activation_function(name) is layer.activation), "")
     if not function:
         raise unsupported(layer, f" with the activation {keras.activations.serialize(layer.activation)!r:.200}")
     x = file.ops.dense(value.tensor, *weights, f"{layer.name}/dense")
-    return Value(activation(file.ops, function, x, layer.name))
+    return PendingTensor(activation(file.ops, function, x, layer.name))
 
 
-def norm(file: FileWriter, layer: Any, x: Value, name: str) -> Value:
+def norm(file: FileWriter, layer: Any, x: PendingTensor, name: str) -> PendingTensor:
     """Apply a LayerNormalization; its gain and shift are left to the layers that read the result.
 
     With factors in `Options.smoothing`, the result is multiplied by them; the constants in `Options.shifts` are
@@ -95,14 +95,14 @@ def norm(file: FileWriter, layer: Any, x: Value, name: str) -> Value:
         affine = affine._replace(gain=affine.gain / factors)
     for number, (operator, operand, part) in enumerate(steps, start=1):
         tensor = operator(tensor, operand, name if number == len(steps) else f"{name}/{part}")
-    return Value(tensor, affine, norm=name)
+    return PendingTensor(tensor, affine, norm=name)
 
 
 def _mean_square(ops: Operators, x: Tensor, name: str, scales: Array | None) -> Tensor:
-    """Return the mean square of x / scales.
+    """Compute the mean square of x / scales.
 
     In integers, a tensor of squares has one range for all, and most would round to zero beside the largest. So they are
-    added up within BATCH_MATMUL, which has 32 bits there, and what scaled channels lack is a sum of its own.
+    added up within BATCH_MATMUL, which has 32 bits there. A second sum adds the part that scaled channels lack.
     """
     is_scaled = scales is not None and (scales != 1).any()
     if ops.norms == "float" and not is_scaled:
@@ -120,7 +120,7 @@ def _mean_square(ops: Operators, x: Tensor, name: str, scales: Array | None) -> 
     return ops.reshape(variance, (*x.shape[:-1], 1), f"{name}/variance")
 
 
-def apply_affine(ops: Operators, x: Value, name: str) -> Tensor:
+def apply_affine(ops: Operators, x: PendingTensor, name: str) -> Tensor:
     """Apply a norm's gain and shift where no dense layer follows into which they could be folded."""
     if x.affine is None:
         return x.tensor
@@ -136,7 +136,7 @@ def center(ops: Operators, x: Tensor, name: str) -> Tensor:
 def residual_dense(
     file: FileWriter,
     layer: Any,
-    x: Value,
+    x: PendingTensor,
     name: str,
     *,
     layer_scale: Any = None,
@@ -153,14 +153,14 @@ honours(vit.MLP, "mlp_dim", "gated", "norm_epsilon", "dropout_rate", activation=
 
 
 def mlp(
-    file: FileWriter, layer: Any, x: Value, name: str, *, layer_scale: Any = None, scales: Array | None = None
+    file: FileWriter, layer: Any, x: PendingTensor, name: str, *, layer_scale: Any = None, scales: Array | None = None
 ) -> Tensor:
     """Apply an MLP; LayerScale and scales are those of its last layer, see `residual_dense`."""
     hidden = gate = file.dense(x, folding.dense_weights(layer.dense1), f"{name}/dense1")
     if layer.gated:
         gate = file.dense(x, folding.dense_weights(layer.gate), f"{name}/gate")
     gate = activation(file.ops, layer.activation, gate, f"{name}/activation")
-    value = Value(file.ops.multiply(gate, hidden, f"{name}/gated") if layer.gated else gate)
+    value = PendingTensor(file.ops.multiply(gate, hidden, f"{name}/gated") if layer.gated else gate)
     if layer.norm_epsilon is not None:
         value = norm(file, layer.norm, value, f"{name}/norm")
     return residual_dense(file, layer.dense2, value, f"{name}/dense2", layer_scale=layer_scale, scales=scales)

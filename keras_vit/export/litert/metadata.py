@@ -36,19 +36,18 @@ def pack_metadata(
     name: str = "",
     description: str = "",
 ) -> bytes:
-    """Return the content of the buffer TFLITE_METADATA; the classes are those of the first output."""
+    """Build the content of the buffer TFLITE_METADATA; the classes are those of the first output."""
+    import flatbuffers
+
     differs = any(len(set(values)) > 1 for values in (preprocessing.mean, preprocessing.std))
     if dtype == "float32" and differs:
         warnings.warn(
             "keras_vit: MediaPipe refuses files of prepared images whose mean or std differ by channel; other runtimes "
             'take them. For MediaPipe, export with input_dtype="uint8": then the file prepares the pixels.',
-            stacklevel=6,  # of export.tflite
+            stacklevel=5,  # of export.tflite
         )
     if dtype == "uint8":
-        mean = [0.0]
-        std = [1.0]
-        largest = [255.0]
-        smallest = [0.0]
+        mean, std, smallest, largest = [0.0], [1.0], [0.0], [255.0]
     else:
         pairs = list(zip(preprocessing.mean, preprocessing.std, strict=True))
         mean = [255 * mean for mean, _ in pairs]
@@ -67,7 +66,10 @@ def pack_metadata(
         results[0][6] = [{0: LABELS, 1: "One class a line.", 2: TENSOR_AXIS_LABELS}]
     graph = {0: "main", 2: [image], 3: results}  # SubGraphMetadata: 0 name, 2 input, 3 output
     # ModelMetadata: 0 name, 1 description, 3 subgraph_metadata, 7 min_parser_version
-    return _pack({0: name, 1: description, 3: [graph], 7: PARSER})
+    root = {0: name, 1: description, 3: [graph], 7: PARSER}
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(_write_value(builder, root), file_identifier=IDENTIFIER)
+    return bytes(builder.Output())
 
 
 def append_labels(path: str | os.PathLike[str], labels: Sequence[str]) -> None:
@@ -75,14 +77,6 @@ def append_labels(path: str | os.PathLike[str], labels: Sequence[str]) -> None:
     lines = "".join(f"{label}\n" for label in single_lines(labels))
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(LABELS), lines.encode())  # ZipInfo has a fixed date: equal bytes every time
-
-
-def _pack(root: Table) -> bytes:
-    import flatbuffers
-
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(_write_value(builder, root), file_identifier=IDENTIFIER)
-    return bytes(builder.Output())
 
 
 def _write_value(builder: Any, value: Any) -> int:
@@ -100,7 +94,7 @@ def _write_value(builder: Any, value: Any) -> int:
 
 
 def _write_table(builder: Any, table: Table) -> int:
-    # A flatbuffer's tables do not nest: what a table refers to is written before it.
+    # A flatbuffer's tables do not nest: the values of a table are written before it.
     values = {
         field: value if isinstance(value, int) else _write_value(builder, value) for field, value in table.items()
     }

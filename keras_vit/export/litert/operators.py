@@ -28,7 +28,7 @@ class Integers(NamedTuple):
     scales: np.ndarray  # float32 (outputs, blocks)
 
     def floats(self) -> np.ndarray:
-        """Return the values of a dense layer's kernel, float32."""
+        """Convert to floats, the values of a dense layer's kernel, float32."""
         outputs, blocks = self.scales.shape
         return (self.values.reshape(outputs, blocks, -1) * self.scales[..., None]).reshape(self.values.shape)
 
@@ -37,7 +37,7 @@ class StorageRules(Protocol):
     """Choice of the storage of each kernel, and of tables: a `Storage` for all kernels, or a quantization mode."""
 
     def storage_of(self, kind: str, name: str, *, few_rows: bool = False) -> "Storage":
-        """Return the storage of an operator's kernel, by the operator's kind in the schema and its name.
+        """Choose the storage of an operator's kernel, by the operator's kind in the schema and its name.
 
         Of an ADD it is the storage of the table that is added to all images' tokens.
         With `few_rows` of inputs, a product of floats takes hardly longer than one of int8.
@@ -57,7 +57,7 @@ class Storage:
     convolution_version: int = 1  # lowest version of CONV_2D that takes such kernels
 
     def storage_of(self, kind: str, name: str, *, few_rows: bool = False) -> "Storage":
-        """Return this storage, for every kernel: float16 instead of int8 for few rows; float32 for tables."""
+        """Use this storage for every kernel: float16 instead of int8 for few rows, float32 for tables."""
         del name
         if kind == "ADD":
             return FLOAT32
@@ -82,7 +82,7 @@ class Storage:
         return Integers(integers.reshape(kernel.shape), scales)
 
     def scales(self, kernel: np.ndarray, share: float = 1.0) -> np.ndarray:
-        """Return scales whose largest integers are a share of the largest weights, float32 (outputs, blocks)."""
+        """Scales, float32 (outputs, blocks), whose largest integers are a share of the largest weights."""
         rows = np.asarray(kernel, np.float32).reshape(len(kernel), -1)
         has_blocks = self.block is not None and rows.shape[1] % self.block == 0
         blocks = rows.reshape(len(rows), -1, self.block or 1) if has_blocks else rows[:, None]
@@ -136,7 +136,7 @@ class Operators:
 
     builder: Builder
     storage: StorageRules = field(default=FLOAT32)  # of the kernels of dense layers and convolutions
-    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> what replaces its own
+    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> its new weights
     norms: str = "float"  # how norms compute, as `Options.norms`
 
     def constant(self, array: np.ndarray, name: str) -> Tensor:
@@ -333,7 +333,7 @@ class Operators:
         return self.builder.operator("DEPTH_TO_SPACE", [x], output, options="DepthToSpaceOptions", blockSize=size)
 
     def arg_max(self, x: Tensor, name: str) -> Tensor:
-        """Return the int32 index of the first largest value of the last axis."""
+        """Find the int32 index of the first largest value of the last axis."""
         axis = self.constant(np.array(len(x.shape) - 1, np.int32), f"{name}/axis")
         output, kind = (name, x.shape[:-1], "int32"), schema().TensorType.INT32
         return self.builder.operator("ARG_MAX", [x, axis], output, options="ArgMaxOptions", outputType=kind)
@@ -341,7 +341,7 @@ class Operators:
     def reciprocal_root(self, x: Tensor, name: str) -> Tensor:
         """Compute 1 / sqrt(x); for integers of 16 bits a step of Newton's follows: r * (1.5 - x * r * r / 2).
 
-        Their RSQRT interpolates between 257 values, linearly: in small x, 2 % are lost.
+        Their RSQRT interpolates linearly between few values, which is inexact for small x.
         """
         root = self.unary("RSQRT", x, f"{name}/rsqrt")
         if self.norms == "float":
@@ -429,18 +429,18 @@ class Operators:
 
 
 def broadcast_shape(a: Shape, b: Shape) -> Shape:
-    """Return the shape of an elementwise operator's result; an open dimension stays open."""
+    """Shape of an elementwise operator's result; an open dimension stays open."""
     rank = max(len(a), len(b))
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
     return tuple(None if x is None or y is None else max(x, y) for x, y in pairs)
 
 
 def window_count(side: int, size: int, step: int, *, same: bool) -> int:
-    """Return how many windows of `size`, `step` apart, fit a side, padded as SAME or VALID."""
+    """Count the windows of `size`, `step` apart, that fit a side, padded as SAME or VALID."""
     return -(-side // step) if same else (side - size) // step + 1
 
 
 def static_dim(size: int | None) -> int:
-    """Return a dimension that is known when the file is written: every one but an open batch."""
+    """Dimension that is known when the file is written: every one but an open batch."""
     assert size is not None
     return size

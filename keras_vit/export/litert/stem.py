@@ -8,7 +8,7 @@ import numpy as np
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, float64
 from keras_vit.export.litert.operators import FLOAT32, Operators, static_dim
-from keras_vit.export.litert.writer import FileWriter, Value, honours, source, writes
+from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, source, writes
 from keras_vit.model import layers as vit
 
 RESNET_FIELDS = ("width", "groups", "norm_epsilon", "conv_epsilon", "conv_epsilon_place")
@@ -27,7 +27,7 @@ honours(vit.GroupNormalization, "epsilon", "groups")
 
 
 @writes(vit.ResNetRoot)
-def write_root(file: FileWriter, layer: Any, image: Any) -> Value:
+def write_root(file: FileWriter, layer: Any, image: Any) -> PendingTensor:
     """Write a 7x7 convolution with stride 2, GroupNorm and ReLU (version 1), and 3x3 max pooling with stride 2.
 
     The kernel is always float32: it is small, its errors grow through all later layers, and quantizing the image takes
@@ -43,20 +43,20 @@ def write_root(file: FileWriter, layer: Any, image: Any) -> Value:
         x = _pad_sides(ops, x, 1, "root/padded")
         # LiteRT's GPU merges PAD into MAX_POOL_2D, which pads with the lowest value instead of zeros.
         x = ops.add(x, ops.constant(np.zeros((1, 1, 1, static_dim(x.shape[3]))), "root/zeros"), "root/apart")
-        return Value(ops.max_pool(x, "root/pool", size=3, strides=2, same=False))
+        return PendingTensor(ops.max_pool(x, "root/pool", size=3, strides=2, same=False))
     x = norm_and_relu(ops, layer.gn, x, "root/gn")
-    return Value(ops.max_pool(x, "root/pool", size=3, strides=2, same=True))
+    return PendingTensor(ops.max_pool(x, "root/pool", size=3, strides=2, same=True))
 
 
 @writes(vit.ResNetUnit)
-def write_unit(file: FileWriter, layer: Any, x: Any) -> Value:
+def write_unit(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a bottleneck: convolutions of 1x1, 3x3 and 1x1, plus the shortcut.
 
-    The kernels that read the root's output are float32 for the same reasons as the root's: they are small (80 KiB).
+    The kernels that read the root's output are float32 for the same reasons as the root's.
     """
     outer_ops = _float32(file.ops) if isinstance(source(x)[0], vit.ResNetRoot) else file.ops
     write = _unit if layer.version == 1 else _unit_v2
-    return Value(write(file.ops, outer_ops, layer, file.read(x).tensor))
+    return PendingTensor(write(file.ops, outer_ops, layer, file.read(x).tensor))
 
 
 def _float32(ops: Operators) -> Operators:
@@ -94,7 +94,6 @@ def norm_and_relu(ops: Operators, norm: Any, x: Tensor, name: str) -> Tensor:
 
 
 def _pad_sides(ops: Operators, x: Tensor, width: int, name: str) -> Tensor:
-    """Put zeros around an image."""
     return ops.pad(x, (0, width, width, 0), name, after=(0, width, width, 0))
 
 
@@ -118,7 +117,7 @@ def _convolution(ops: Operators, unit: Any, number: str, x: Tensor, kernel: Arra
 
 
 def _skip_pixels(ops: Operators, x: Tensor, step: int, name: str) -> Tensor:
-    """Return every `step`-th row and column of x, (batch, height, width, channels): pixels of a strided convolution.
+    """Take every `step`-th row and column of x, (batch, height, width, channels), as a strided convolution does.
 
     Slices of reshaped tensors take whole rows, then whole pixels: XNNPACK slices with a stride of 1 only.
     """
@@ -135,7 +134,7 @@ def _skip_pixels(ops: Operators, x: Tensor, step: int, name: str) -> Tensor:
 
 
 def standardized_kernel(layer: Any) -> Array:
-    """Return the kernel that a StandardizedConv2D applies: float64 (height, width, inputs, outputs)."""
+    """Compute the kernel that a StandardizedConv2D applies: float64 (height, width, inputs, outputs)."""
     kernel = float64(layer.kernel)
     kernel = kernel - kernel.mean(axis=(0, 1, 2))
     variance = np.square(kernel).mean(axis=(0, 1, 2))
@@ -157,7 +156,7 @@ def group_norm(ops: Operators, layer: Any, x: Tensor, name: str) -> tuple[Tensor
         return ops.constant(array, f"{name}/{part}")
 
     def group_mean(values: Tensor, part: str) -> Tensor:
-        """Return (batch, 1, groups, 1). Row by row: one long sum over the map has twice the rounding error."""
+        """Compute means (batch, 1, groups, 1) row by row: one long sum over the map rounds more."""
         rows = ops.mean(values, [2], f"{name}/{part}/rows", keepdims=True)
         channels = ops.mean(rows, [1], f"{name}/{part}/channels", keepdims=True)
         return ops.mean(ops.reshape(channels, groups, f"{name}/{part}/groups"), [3], f"{name}/{part}", keepdims=True)

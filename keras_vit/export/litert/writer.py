@@ -18,12 +18,12 @@ import numpy as np
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, Array, DenseWeights
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.options import Options
+from keras_vit.export.modes import Options
 
-# A writer takes the `FileWriter`, the layer and the Keras tensors that the layer reads, and returns a `Value`.
-Function = TypeVar("Function", bound=Callable[..., "Value"])
+# A writer takes the `FileWriter`, the layer and the Keras tensors that the layer reads, and returns a `PendingTensor`.
+Function = TypeVar("Function", bound=Callable[..., "PendingTensor"])
 
-_WRITERS: dict[type, Callable[..., "Value"]] = {}
+_WRITERS: dict[type, Callable[..., "PendingTensor"]] = {}
 # Class of layers, also of those inside others, or of a config -> fields that the writers take into account -> values
 # that they know; None is any.
 HONOURED: dict[type, dict[str, tuple[Any, ...] | None]] = {}
@@ -35,37 +35,39 @@ CONVERT = (
     "keras_vit.export.verify(model, 'model.tflite')"
 )
 _STREAM_STARTS: set[type] = set()  # classes whose results are tokens of the residual stream
-# Class -> whether its layers take such tokens. All but norms return tokens of the stream then.
-STREAM_READERS: dict[type, bool | Callable[[Any], bool]] = {}
+STREAM_READERS: set[type] = set()  # classes that take such tokens; all but norms then return tokens of the stream
 
 
 @dataclass(frozen=True)
-class Value:
-    """Result of a layer: a tensor of the file, and what the layers that read it still have to apply to it."""
+class PendingTensor:
+    """Result of a layer, with the operations that the layers which read it still have to apply.
+
+    Args:
+        tensor: in the file.
+        affine: gain and shift that are still to be applied.
+        norm: name of the norm that `affine` belongs to.
+        scales: tokens of the residual stream are centered and multiplied by these, see `folding.center_and_scale`;
+            None if they are as Keras computes them.
+    """
 
     tensor: Tensor
     affine: Affine | None = None
-    norm: str = ""  # name of the norm that `affine` belongs to
-    # Tokens of the residual stream are centered and multiplied by these, see `folding.center_and_scale`; None: they are
-    # as Keras computes them.
+    norm: str = ""
     scales: Array | None = None
 
 
-def writes(
-    *classes: type, starts_stream: bool = False, reads_stream: bool | Callable[[Any], bool] = False
-) -> Callable[[Function], Function]:
+def writes(*classes: type, starts_stream: bool = False, reads_stream: bool = False) -> Callable[[Function], Function]:
     """Register a function as the writer of these classes of layers.
 
-    `reads_stream` is whether it takes tokens of the residual stream that are centered and scaled; if this depends on
-    the layer, a function of it. `starts_stream` is whether it returns tokens of the stream whatever it reads.
+    `reads_stream` is whether it takes tokens of the residual stream that are centered and scaled, `starts_stream`
+    whether it returns tokens of the stream from any input.
     """
 
     def register(function: Function) -> Function:
         assert HONOURED.keys() >= set(classes), "call `honours` before"
         _WRITERS.update(dict.fromkeys(classes, function))
-        STREAM_READERS.update(dict.fromkeys(classes, reads_stream))
-        if starts_stream:
-            _STREAM_STARTS.update(classes)
+        STREAM_READERS.update(classes if reads_stream else ())
+        _STREAM_STARTS.update(classes if starts_stream else ())
         return function
 
     return register
@@ -81,17 +83,16 @@ def honours(kind: type, *fields: str, **accepted: tuple[Any, ...]) -> None:
 
 
 def unknown_fields(owner: Any) -> dict[str, Any]:
-    """Return the fields of a layer or a config, by name, whose values no writer takes into account."""
+    """Find the fields of a layer or a config that no writer takes into account, with their values."""
     kind, honoured = type(owner), HONOURED[type(owner)]
     if dataclasses.is_dataclass(owner):
-        fields = {one.name: getattr(owner, one.name) for one in dataclasses.fields(owner)}
+        fields = {row.name: getattr(owner, row.name) for row in dataclasses.fields(owner)}
         defaults: dict[str, Any] = {}
     else:
         fields = {name: value for name, value in owner.get_config().items() if name not in BASE_FIELDS}
-        base = next(
-            one for one in kind.__mro__ if one.__module__.startswith("keras.")
-        )  # whose fields may have defaults
-        defaults = {name: one.default for name, one in inspect.signature(base).parameters.items()}
+        # Keras' own class of the layer, whose fields may have defaults.
+        base = next(parent for parent in kind.__mro__ if parent.__module__.startswith("keras."))
+        defaults = {name: parameter.default for name, parameter in inspect.signature(base).parameters.items()}
         if kind is base:
             defaults = dict.fromkeys(fields) | defaults
     found = {}
@@ -126,13 +127,13 @@ def check_layers(layers: Any) -> None:
 
 
 def source(tensor: Any) -> tuple[Any, list[Any]]:
-    """Return the layer that computes a Keras tensor, and the Keras tensors that it reads for this."""
+    """Find the layer that computes a Keras tensor, and the Keras tensors that the layer reads."""
     layer, node, _ = tensor._keras_history
     return layer, layer._inbound_nodes[node].input_tensors
 
 
 def unsupported(layer: Any, reason: str = "") -> ValueError:
-    """Return the error for a layer that cannot be written."""
+    """Build the error for a layer that cannot be written."""
     known = sorted(kind.__name__ for kind in _WRITERS)
     return ValueError(
         f"There is no LiteRT writer for the layer {layer.name!r}{reason}. Received: {type(layer).__name__}. "
@@ -152,7 +153,7 @@ class FileWriter:
     # Name of a norm -> largest |weight| of the dense layers that apply its gain, for each channel.
     largest_weights: dict[str, Array] = field(default_factory=dict)
     attention: Tensor | None = None  # weights of the last block's attention
-    _values: dict[int, Value] = field(default_factory=dict)  # by the id of the Keras tensor
+    _written: dict[int, PendingTensor] = field(default_factory=dict)  # by the id of the Keras tensor
     _shared_constants: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -162,53 +163,48 @@ class FileWriter:
         if _only_norms_read_stream(self.model):
             self.stream_scales = np.ones(1) if scales is None else np.asarray(scales, np.float64)
 
-    def read(self, tensor: Any) -> Value:
-        """Return the value of a Keras tensor; the first time, its layer is written."""
-        if id(tensor) not in self._values:
+    def read(self, tensor: Any) -> PendingTensor:
+        """Look up a Keras tensor in the file; the first time, its layer is written."""
+        if id(tensor) not in self._written:
             layer, inputs = source(tensor)
             if type(layer) not in _WRITERS:
                 raise unsupported(layer)
-            self._values[id(tensor)] = _WRITERS[type(layer)](self, layer, *inputs)
-        return self._values[id(tensor)]
+            self._written[id(tensor)] = _WRITERS[type(layer)](self, layer, *inputs)
+        return self._written[id(tensor)]
 
-    def fold(self, weights: DenseWeights, x: Value) -> DenseWeights:
-        """Return the weights of a dense layer that reads x.tensor, with the affine of x folded into them."""
+    def fold(self, weights: DenseWeights, x: PendingTensor) -> DenseWeights:
+        """Fold the affine of x into the weights of a dense layer that reads x."""
         if x.norm:
             width = self.norms[x.norm].gamma.shape[0]
             largest = np.abs(weights.kernel).reshape(-1, width).max(axis=0)
             self.largest_weights[x.norm] = np.maximum(self.largest_weights.get(x.norm, 0), largest)
         return weights.fold_affine(x.affine)
 
-    def dense(self, x: Value, weights: DenseWeights, name: str) -> Tensor:
+    def dense(self, x: PendingTensor, weights: DenseWeights, name: str) -> Tensor:
         """Apply a dense layer to the last axis."""
         return self.ops.dense(x.tensor, *self.fold(weights, x), name)
 
     def shared_constant(self, array: np.ndarray, name: str) -> Tensor:
-        """Return a constant that several layers may use; it is stored once."""
+        """Add a constant that several layers may use; it is stored once."""
         if name not in self._shared_constants:
             self._shared_constants[name] = self.ops.constant(array, name)
         return self._shared_constants[name]
 
 
 def _only_norms_read_stream(model: keras.Model) -> bool:
-    """Return whether all layers that read the residual stream are norms, or let norms read it first.
+    """True if all layers that read the residual stream are norms, or let norms read it first.
 
     Then its tokens need no mean: a norm would subtract it, and the weights that write to the stream can do so before.
     """
-    others = [layer for layer in model.operations if not _reads_stream(layer)]
+    others = [layer for layer in model.operations if type(layer) not in STREAM_READERS]
     read = [tensor for layer in others for node in layer._inbound_nodes for tensor in node.input_tensors]
     return not any(map(_is_stream, [*read, *model.outputs]))
 
 
-def _reads_stream(layer: Any) -> bool:
-    reads = STREAM_READERS.get(type(layer), False)
-    return reads(layer) if callable(reads) else reads
-
-
 def _is_stream(tensor: Any) -> bool:
-    """Return whether a Keras tensor holds tokens of the residual stream, or some of them, or means of them."""
+    """True if a Keras tensor holds tokens of the residual stream, or some of them, or means of them."""
     layer, inputs = source(tensor)
     if type(layer) in _STREAM_STARTS:
         return True
     is_norm = isinstance(layer, keras.layers.LayerNormalization)
-    return _reads_stream(layer) and not is_norm and any(map(_is_stream, inputs))
+    return type(layer) in STREAM_READERS and not is_norm and any(map(_is_stream, inputs))

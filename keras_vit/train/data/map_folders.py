@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.text import abbreviated, escaped, install_command
-from keras_vit.dense.task import IGNORED, Depth, Segmentation
+from keras_vit.dense.map_tasks import IGNORED, Depth, Segmentation
 from keras_vit.model.images import MAX_PIXELS, PIXEL_LIMITS, read_header, upright_sides
 from keras_vit.train.data.dataset_files import is_folder, list_files, python_errors, read_image
 from keras_vit.train.data.folder_source import (

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_vit._util.downloads import cache_folder
 from keras_vit._util.files import count_records
 from keras_vit._util.text import error_reason, install_command, nearest
-from keras_vit.dense.task import Depth, Segmentation
+from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model import images
 from keras_vit.model.task import Classification
 from keras_vit.train.data.dataset_files import READ_ERRORS, list_files

@@ -18,11 +18,11 @@ from keras_vit.model.task import Classification, Labels, Task, Tensors
 
 IGNORED = 255  # label of pixels that do not count
 # Fields of an export's report that numbers of classes do not have.
-NO_AMOUNTS = ("cosine", "mean_cosine", "difference_cosine", "sqnr", "max_error", "decided_agreement")
+LOGITS_FIELDS = ("cosine", "mean_cosine", "difference_cosine", "sqnr", "max_error", "decided_agreement")
 MIN_DEPTH = 1e-3  # metres; labels up to it, as 0, are pixels without a distance. As DINOv2's evaluations.
 SILOG_VARIANCE = 0.5  # lambda of the scale-invariant loss, as in Depth Anything V2's metric_depth/util/loss.py
 DEPTH_METRICS = ("delta1", "delta2", "delta3", "abs_rel", "sq_rel", "rmse", "rmse_log", "log10")
-RATIO = 1.25  # of the deltas
+DELTA_RATIO = 1.25  # of the deltas
 
 
 @tasks.register
@@ -63,7 +63,7 @@ class Segmentation(Task):
 
     @staticmethod
     def read_labels(labels: np.ndarray) -> np.ndarray | None:
-        """Return maps of classes as uint8, or wider if a number needs it; None for labels of another task."""
+        """Accept maps of classes as uint8, or wider if a number needs it; None for labels of another task."""
         if labels.ndim != 3 or labels.dtype.kind not in "iu":
             return None
         is_byte = labels.size and labels.min() >= 0 and labels.max() <= IGNORED
@@ -71,7 +71,7 @@ class Segmentation(Task):
 
     @staticmethod
     def count_classes(labels: np.ndarray) -> int:
-        """Return the number of classes that maps have: the highest number that is not 255, plus one."""
+        """Count the classes of maps: the highest number that is not 255, plus one."""
         return int(labels.max(initial=0, where=labels != IGNORED)) + 1
 
     def check_labels(self, split: str, labels: np.ndarray) -> None:
@@ -101,7 +101,7 @@ class Segmentation(Task):
             )
 
     def targets(self, labels: Any) -> Any:
-        """Return maps of classes as int32."""
+        """Convert maps of classes to int32."""
         import tensorflow as tf
 
         labels = tf.cast(labels, tf.int32)
@@ -112,7 +112,7 @@ class Segmentation(Task):
         return labels
 
     def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
-        """Return the mean cross-entropy of each image over its labelled pixels, 0 without any, and its accuracy."""
+        """Mean cross-entropy of each image over its labelled pixels, 0 without any, and its accuracy."""
         import tensorflow as tf
 
         logits = resize_maps(output, targets.shape[1:])
@@ -127,7 +127,7 @@ class Segmentation(Task):
         """See `Task`; targets are int32 (batch, height, width), 255 where a pixel does not count. NaN is wrong."""
         import tensorflow as tf
 
-        def of_image(image: Any) -> Any:
+        def image_sums(image: Any) -> Any:
             logits, target, weight = image
             logits = resize_maps(tf.cast(logits, tf.float32)[None], targets.shape[1:])[0]
             is_counted = (target != IGNORED) & (weight > 0)
@@ -144,22 +144,22 @@ class Segmentation(Task):
             return tf.concat([[tf.reduce_sum(tf.cast(losses, tf.float64)), *counts], *areas], axis=0)
 
         # One image at a time: the enlarged logits of a batch may not fit into the memory.
-        images = tf.map_fn(of_image, (output, targets, weights), fn_output_signature=tf.float64)
+        images = tf.map_fn(image_sums, (output, targets, weights), fn_output_signature=tf.float64)
         return tf.reduce_sum(images, axis=0)
 
     def means(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return mean IoU, pixel accuracy and the mean of the classes' accuracies, 0 to 1; cross-entropy in nats."""
+        """Mean IoU, pixel accuracy and the mean of the classes' accuracies, 0 to 1; cross-entropy in nats."""
         common, _, labelled = self._areas(totals)
         classes = self.by_class(totals).values()
         return {
-            "mean_iou": float(np.nanmean([each["iou"] for each in classes])),
+            "mean_iou": float(np.nanmean([measures["iou"] for measures in classes])),
             "pixel_accuracy": float(common.sum() / labelled.sum()),
-            "mean_accuracy": float(np.nanmean([each["accuracy"] for each in classes])),
+            "mean_accuracy": float(np.nanmean([measures["accuracy"] for measures in classes])),
             "loss": totals["loss"] / float(labelled.sum()),
         }
 
     def by_class(self, totals: dict[str, float]) -> Mapping[str, Mapping[str, float]]:
-        """Return of each class: IoU, accuracy (NaN where the class does not occur), and its share of the pixels."""
+        """IoU, accuracy (NaN where the class does not occur) and share of the pixels, for each class."""
         common, predicted, labelled = self._areas(totals)
         with np.errstate(invalid="ignore"):
             columns = {
@@ -174,11 +174,11 @@ class Segmentation(Task):
         }
 
     def _areas(self, totals: Mapping[str, float]) -> np.ndarray:
-        """Return the pixels of each class: common to label and prediction, predicted, labelled: (3, classes)."""
+        """Pixels of each class, (3, classes): common to label and prediction, predicted, labelled."""
         return np.array([totals[name] for name in self.sum_names[3:]]).reshape(3, -1)
 
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
-        """Return "classes", uint8 (batch, height, width) at `image_size`."""
+        """Serve "classes", uint8 (batch, height, width) at `image_size`."""
         import tensorflow as tf
 
         logits = computed["logits"]
@@ -186,45 +186,46 @@ class Segmentation(Task):
         return {"classes": tf.cast(tf.argmax(logits, axis=-1), tf.uint8)}
 
     def exported_output(self, name: str, output: np.ndarray) -> np.ndarray:
-        """Return the class of every pixel for "classes", else the output."""
+        """Class of every pixel for "classes", else the output."""
         return np.asarray(self.served_outputs({"logits": output}, None, 1)[name]) if name == "classes" else output
 
     def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which pixels have the same class, and which have it or are near ties."""
+        """Find the pixels of the same class, and those of the same class or a near tie."""
         if name == "classes":
             return (expected == received).ravel(), (expected == received).ravel()
-        return self._of_pixels.agreement(name, expected, received)
+        return self._pixel_task.agreement(name, expected, received)
 
     def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
-        """Return the mean IoU with the model's maps; numbers of classes are no amounts, and have no cosines."""
-        want, got = (each if name == "classes" else each.argmax(axis=-1) for each in (expected, received))
+        """Mean IoU with the model's maps; class numbers have no cosines."""
+        want, got = (maps if name == "classes" else maps.argmax(axis=-1) for maps in (expected, received))
         counts = [
-            np.bincount(each.astype(np.int64).ravel(), minlength=self.num_classes)
-            for each in (want[want == got], want, got)
+            np.bincount(classes.astype(np.int64).ravel(), minlength=self.num_classes)
+            for classes in (want[want == got], want, got)
         ]
         common, union = counts[0], counts[1] + counts[2] - counts[0]
         fields: dict[str, Any] = {"mean_iou": float((common[union > 0] / union[union > 0]).mean())}
         if name == "classes":
-            fields |= dict.fromkeys(NO_AMOUNTS)
+            fields |= dict.fromkeys(LOGITS_FIELDS)
         return fields
 
     def decode(self, output: Any, top: int) -> list[list[tasks.Prediction]]:
-        """Return the `top` largest classes of each image with their shares of its pixels, the largest first."""
+        """List the `top` largest classes of each image with their shares of its pixels, the largest first."""
         return self.shares(self.exported_output("classes", np.asarray(output)), top)
 
     def shares(self, classes: np.ndarray, top: int) -> list[list[tasks.Prediction]]:
-        """Return what `decode` does, from the numbers of classes (batch, height, width)."""
-        shares = np.stack([np.bincount(each.ravel(), minlength=self.num_classes) / each.size for each in classes])
+        """Decode numbers of classes (batch, height, width)."""
+        shares = np.stack(
+            [np.bincount(numbers.ravel(), minlength=self.num_classes) / numbers.size for numbers in classes]
+        )
         with np.errstate(divide="ignore"):
-            return self._of_pixels.decode(np.log(shares), top)
+            return self._pixel_task.decode(np.log(shares), top)
 
     def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
         """See `keras_vit.model.task.Task`; the names are in the order of the logits."""
-        return self._of_pixels.class_names(labels)
+        return self._pixel_task.class_names(labels)
 
     @property
-    def _of_pixels(self) -> Classification:
-        """The classification of a single pixel."""
+    def _pixel_task(self) -> Classification:
         return Classification(num_classes=self.num_classes, labels=self.labels)
 
 
@@ -259,12 +260,12 @@ class Depth(Task):
 
     @staticmethod
     def read_labels(labels: np.ndarray) -> np.ndarray | None:
-        """Return maps of distances as float32; None for labels of another task."""
+        """Accept maps of distances as float32; None for labels of another task."""
         return labels.astype(np.float32) if labels.ndim == 3 and labels.dtype.kind == "f" else None
 
     @staticmethod
     def count_classes(labels: np.ndarray) -> int:
-        """Return 0: distances have no classes."""
+        """Distances have no classes: 0."""
         return 0
 
     def check_labels(self, split: str, labels: np.ndarray) -> None:
@@ -280,15 +281,15 @@ class Depth(Task):
             raise ValueError(f"Expected a model that returns depth (batch, height, width). Received: {shape}")
 
     def targets(self, labels: Any) -> Any:
-        """Return maps of distances as float32, 0 where the distance is not known."""
+        """Convert maps of distances to float32, 0 where the distance is not known."""
         import tensorflow as tf
 
         labels = tf.cast(labels, tf.float32)
         return tf.where(tf.math.is_finite(labels), labels, 0.0)
 
     def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
-        """Return the scale-invariant logarithmic loss of each image (arXiv 1406.2283), 0 without any distances."""
-        found = self._measure(output, targets)
+        """Scale-invariant logarithmic loss of each image (arXiv 1406.2283), 0 without any distances."""
+        found = self._image_metrics(output, targets)
         return found["loss"], {name: found[name] for name in self.metrics}
 
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
@@ -296,13 +297,13 @@ class Depth(Task):
         import tensorflow as tf
 
         weights = tf.cast(weights, tf.float64)
-        found = self._measure(tf.cast(output, tf.float64), tf.cast(targets, tf.float64))
+        found = self._image_metrics(tf.cast(output, tf.float64), tf.cast(targets, tf.float64))
         counted = weights * found["count"]
         sums = [found[name] * counted for name in self.sum_names[:-2]]
         return tf.reduce_sum(tf.stack([*sums, counted, weights - counted]), axis=1)
 
-    def _measure(self, output: Any, targets: Any) -> Tensors:
-        """Return the metrics of each image, its loss, and as "count" whether it has distances; each (batch,)."""
+    def _image_metrics(self, output: Any, targets: Any) -> Tensors:
+        """Metrics and loss of each image, (batch,); "count" is 1 for images with distances."""
         import tensorflow as tf
 
         is_counted = (targets > MIN_DEPTH) & (targets < (self.max_depth or np.inf))
@@ -321,7 +322,7 @@ class Depth(Task):
         ratio = tf.exp(tf.abs(log_error))
         squared, tiny = mean(log_error**2), 1e-12  # the gradient of a square root at 0 is infinite
         return {
-            **{f"delta{k}": mean(tf.cast(ratio < RATIO**k, counted.dtype)) for k in (1, 2, 3)},
+            **{f"delta{k}": mean(tf.cast(ratio < DELTA_RATIO**k, counted.dtype)) for k in (1, 2, 3)},
             "abs_rel": mean(tf.abs(error) / label),
             "sq_rel": mean(error**2 / label),
             "rmse": tf.sqrt(mean(error**2)),
@@ -332,42 +333,45 @@ class Depth(Task):
         }
 
     def means(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return the mean of every metric over the images with distances: the deltas 0 to 1, rmse in metres."""
+        """Mean of every metric over the images with distances: the deltas 0 to 1, rmse in metres."""
         return {name: totals[name] / totals["count"] for name in self.sum_names[:-2]}
 
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
-        """Return "depth"."""
+        """Serve "depth"."""
         return {"depth": computed["depth"]}
 
     def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which pixels are within a ratio of 1.25 of the model's, twice."""
+        """Find the pixels within a ratio of 1.25 of the model's depth; near ties do not exist."""
         want, got = (np.maximum(values, MIN_DEPTH) for values in (expected, received))
-        is_near = np.maximum(want / got, got / want).ravel() < RATIO
+        is_near = np.maximum(want / got, got / want).ravel() < DELTA_RATIO
         return is_near, is_near
 
     def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
-        """Return the mean relative error."""
+        """Mean relative error."""
         want = np.maximum(expected, MIN_DEPTH)
         return {"relative_error": float((np.abs(received - expected) / want).mean())}
 
     def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
-        """Return None: distances have no classes."""
+        """Distances have no classes: None."""
         if labels is not None:
             raise ValueError("labels are names of classes. Received: a model of depth")
         return None
 
     def decode(self, output: Any, top: int) -> list[dict[str, float]]:
-        """Return the least, the median and the largest distance of each image."""
-        shares = np.quantile(np.asarray(output, np.float64), (0, 0.5, 1), axis=(1, 2)).T
-        return [dict(zip(("least", "median", "largest"), map(float, each), strict=True)) for each in shares]
+        """Least, median and largest distance of each image."""
+        distances = np.quantile(np.asarray(output, np.float64), (0, 0.5, 1), axis=(1, 2)).T
+        return [dict(zip(("least", "median", "largest"), row, strict=True)) for row in distances.tolist()]
 
 
 def _align(inverse: Any, label: Any, counted: Any) -> Any:
-    """Return distances from relative inverse ones, scaled and shifted to fit the labels; all (batch, height, width)."""
+    """Scale and shift relative inverse distances to fit the labels; all (batch, height, width)."""
     import tensorflow as tf
 
     weights = counted / tf.maximum(tf.reduce_sum(counted, (1, 2), keepdims=True), 1)
-    mean = lambda values: tf.reduce_sum(values * weights, (1, 2), keepdims=True)  # noqa: E731
+
+    def mean(values: Any) -> Any:
+        return tf.reduce_sum(values * weights, (1, 2), keepdims=True)
+
     x, y = inverse, 1 / label
     variance = mean(x**2) - mean(x) ** 2
     scale = tf.math.divide_no_nan(mean(x * y) - mean(x) * mean(y), variance)
