@@ -15,7 +15,7 @@ import pytest
 
 from file_server import FileServer, Served
 from keras_vit import VisionTransformer, ViTConfig, converters, zoo
-from keras_vit.converters.assign import variables_by_path as weights_of
+from keras_vit.converters.loading import variables_by_path as weights_of
 from keras_vit.errors import DownloadError
 from keras_vit.model import layers
 from keras_vit.zoo import catalogue, pretrained

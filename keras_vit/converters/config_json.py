@@ -1,27 +1,20 @@
-"""Read and write the config.json beside a checkpoint, and the note in a file. `json_configs` knows what such files say.
-
-The note has the fields that a format has no place for, so that keras_vit reads back the same model. It is in the
-metadata of a .safetensors file or in the archive comment of an .npz file, where other readers ignore it.
-"""
+"""Read and write the config.json beside a checkpoint; `json_configs` has the readers and writers of each program."""
 
 import fnmatch
 import json
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util.checks import is_count
 from keras_vit._util.files import MAX_JSON_BYTES, parse_object, replacing
 from keras_vit.errors import CheckpointError
-from keras_vit.model.config import ViTConfig, check_fields
+from keras_vit.model.config import ViTConfig
 
 # Keys that keras_vit adds to the files it writes: who wrote it, and which file of weights it describes.
 _WRITTEN_BY, _WEIGHTS = "written_by", "weights"
-KEY = "keras_vit"
-ZERO_ROWS_KEY = "keras_vit_empty_rows"  # position rows of zeros were added, because the format has them
-_MAX_LENGTH = 60_000  # a zip comment holds 65,535 bytes; longer lists of labels are left out
 
 Json = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -224,28 +217,3 @@ def sides_of(shape: Any, first: int) -> list[int]:
     if len(shape) != 3:
         raise ValueError("a shape has three axes")
     return [shape[first], shape[first + 1]]
-
-
-# ---- the note
-
-
-def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: Collection[str] = ()) -> dict[str, str]:
-    """Return the note: fields that differ from the config that a reader infers, and those it cannot infer."""
-    ours, theirs = config.to_dict(), inferred_config.to_dict()
-    fields = {name: value for name, value in ours.items() if value != theirs[name] or name in missing_fields}
-    text = json.dumps(fields)
-    if len(text) > _MAX_LENGTH:
-        text = json.dumps({name: value for name, value in fields.items() if name != "labels"})
-    return {KEY: text} if fields else {}
-
-
-def from_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of ViTConfig that a file's metadata note; raise a CheckpointError if the note is damaged."""
-    if KEY not in metadata:
-        return {}
-    try:
-        fields = parse_object(metadata[KEY])
-        check_fields(fields)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"has a damaged note of its config: {str(error)[:200]}") from error
-    return fields

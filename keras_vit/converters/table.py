@@ -7,6 +7,7 @@ import dataclasses
 import fnmatch
 import functools
 import json
+import math
 import os
 import re
 from collections import defaultdict
@@ -26,6 +27,10 @@ from keras_vit.model.config_groups import TextConfig
 # No model has more blocks; a header can claim a stack of any number of empty ones.
 MAX_LAYERS = 256
 
+POSITION = "position/embedding"
+PATCHES = "embedding/kernel"
+PREFIX = ("prefix/cls", "prefix/distillation", "prefix/registers")  # in the order of the tokens
+TORCH_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # OIHW -> HWIO, (out, in) -> (in, out)
 PLACEHOLDER = re.compile(r"\{(\w+)(-1|:02)?\}")
 
 
@@ -33,7 +38,7 @@ PLACEHOLDER = re.compile(r"\{(\w+)(-1|:02)?\}")
 class TensorNames:
     """The rules that turn the names in a file into those of a table's rows."""
 
-    prefixes: tuple[str, ...] = ("",)  # accepted before every name; the first with which the marks are found is used
+    prefixes: tuple[str, ...] = ("",)  # accepted before every name; the first that is recognised is used
     write_prefix: str = ""  # written before every name
     head_prefix: str = ""  # written before every name except the head's, if the model has a head
     ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
@@ -177,43 +182,13 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Match:
+class MatchedTensors:
     """The tensors of a file, matched with a table: the source of every variable, and the names that no row has."""
 
     sources: dict[str, Source]
+    shapes: dict[str, tuple[int, ...]]  # of the tensors as variables, by the variable; see `variable_shape`
     unknown: list[str]
     other_parts: list[str] = field(default_factory=list)  # of a text tower, a decoder or an optimizer: not read
-
-
-class Marks(NamedTuple):
-    """Tensors by which a format is recognised: all of `present` (of "a | b" one is enough), none of `absent`."""
-
-    present: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """Fields of ViTConfig that a format implies."""
-
-    config: Mapping[str, Any] = field(default_factory=dict)  # values of all its files, unless the tensors say otherwise
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # values that its users choose, such as preprocessing
-    without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # variable -> fields its absence implies
-    zeros: tuple[str, ...] = ()  # variables that are zero where a file has no tensor for them
-    required: tuple[str, ...] = ()  # fields that config.json or the caller must state
-    refused: tuple[Mapping[str, Any], ...] = ()  # combinations of values that the format cannot hold
-
-    def implied(self, variables: Container[str]) -> dict[str, Any]:
-        """Return the fields that a file with these variables implies, `defaults` apart."""
-        fields = dict(self.config)
-        for variable, implied in self.without.items():
-            if variable not in variables:
-                fields |= implied
-        return fields
-
-    def is_zero_without_tensor(self, variable: str) -> bool:
-        """Return whether a variable is zero in files that have no tensor for it."""
-        return any(pattern(template).fullmatch(variable) for template in self.zeros)
 
 
 @dataclass(frozen=True)
@@ -224,22 +199,29 @@ class Table:
     container: str  # of its files: "npz", "safetensors" or "h5"
     layout: str  # "keras" or "torch", see layout.py
     rows: tuple[Row, ...]
-    marks: Marks = Marks()
+    detect: tuple[str, ...] = ()  # tensors that its files have; of "a | b" one is enough
+    detect_absent: tuple[str, ...] = ()  # tensors that its files do not have
     names: TensorNames = TensorNames()
-    meaning: Meaning = Meaning()
+    # Fields of ViTConfig that the format implies.
+    config: Mapping[str, Any] = field(default_factory=dict)  # values of all its files, unless the tensors say otherwise
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # values that its users choose, such as preprocessing
+    without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # variable -> fields its absence implies
+    zeros: tuple[str, ...] = ()  # variables that are zero where a file has no tensor for them
+    required: tuple[str, ...] = ()  # fields that config.json or the caller must state
+    refused: tuple[Mapping[str, Any], ...] = ()  # combinations of values that the format cannot hold
     json: JsonConfig | None = None  # None for a format without a config.json
     writable: bool = True
 
     def find_prefix(self, names: Iterable[str]) -> str | None:
-        """Return the prefix with which these names have all marks of the format, or None if they are another format."""
+        """Find the prefix with which these names are recognised as the format's; None if they are another format's."""
         present = {self.names.spell(name) for name in names}
         for prefix in self.names.prefixes:
-            marked = all(any(prefix + one in present for one in mark.split(" | ")) for mark in self.marks.present)
-            if marked and not any(prefix + mark in present for mark in self.marks.absent):
+            marked = all(any(prefix + name in present for name in mark.split(" | ")) for mark in self.detect)
+            if marked and not any(prefix + mark in present for mark in self.detect_absent):
                 return prefix
         return None
 
-    def match(self, headers: Mapping[str, Header]) -> Match:
+    def match(self, headers: Mapping[str, Header]) -> MatchedTensors:
         """Find the tensor of every variable among those of a file."""
         prefix = self.find_prefix(headers) or ""
         names = {
@@ -263,7 +245,11 @@ class Table:
         sources |= {variable: Source(name, Row(variable, name)) for name, variable in own.items()}
         parent = prefix[: prefix.rstrip("/").rfind("/") + 1]
         other_parts += [name.removeprefix(parent) for name in headers if name not in names and name not in own]
-        return Match(sources, unknown, other_parts)
+        shapes = {
+            variable: variable_shape(headers[source.tensor].shape, source, self.layout)
+            for variable, source in sources.items()
+        }
+        return MatchedTensors(sources, shapes, unknown, other_parts)
 
     def _find_sources(
         self, names: Mapping[str, str], headers: Mapping[str, Header], present: Mapping[str, tuple[int, ...]]
@@ -288,6 +274,18 @@ class Table:
                 return Source(prefix + fill(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
         return None
 
+    def implied(self, variables: Container[str]) -> dict[str, Any]:
+        """Return the fields that a file with these variables implies, `defaults` apart."""
+        fields = dict(self.config)
+        for variable, implied in self.without.items():
+            if variable not in variables:
+                fields |= implied
+        return fields
+
+    def is_zero_without_tensor(self, variable: str) -> bool:
+        """Return whether a variable is zero in files that have no tensor for it."""
+        return any(pattern(template).fullmatch(variable) for template in self.zeros)
+
     def has_row(self, variable: str) -> bool:
         """Return whether the format has a name for a variable."""
         return any(pattern(row.variable).fullmatch(variable) for row in self.rows)
@@ -310,6 +308,36 @@ class Table:
         names = {row.tensor: row.tensor.removeprefix("/") for row in self.rows}
         canonical = self.names.renumbered(list(names.values()))
         return [(pattern(canonical[names[row.tensor]]), row) for row in self.rows]
+
+
+def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple[int, ...]:
+    """Return the shape of a file's tensor as a variable; in layout "torch" the heads stay folded."""
+    row = source.row
+    if source.layer is not None:
+        shape = shape[1:]
+    _, count = row.part
+    if count > 1 and shape:
+        shape = (shape[0] // count, *shape[1:])
+    if row.folds_class_row and len(shape) > 1:
+        shape = (*shape[:-2], shape[-2] - 1, shape[-1])
+    if layout == "torch" and row.is_kernel:
+        shape = tuple(shape[axis] for axis in TORCH_AXES.get(len(shape), range(len(shape))))
+    return shape if row.rank is None else without_leading_ones(shape)
+
+
+def fold_heads(shape: tuple[int, ...], row: Row) -> tuple[int, ...]:
+    """Fold the heads: kernels (D, H, d) and (H, d, D) become square matrices, biases (H, d) become vectors."""
+    if row.is_kernel and len(shape) == 3:
+        side = math.isqrt(math.prod(shape))
+        return (side, side)
+    return (math.prod(shape),) if row.variable.endswith("/bias") else shape
+
+
+def without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Drop the leading axes of length 1."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
 
 
 def formats(tower: str = "") -> list[str]:
@@ -392,21 +420,16 @@ def _read_table(path: Path, tower: str = "") -> Table:
         kind = TextConfig if tower == "text" else ViTConfig
         raw["without"] = {variable: _parse_fields(fields, kind) for variable, fields in raw.get("without", {}).items()}
         raw |= {key: _parse_fields(raw[key], kind) for key in ("config", "defaults") if key in raw}
-        return Table(
-            rows=tuple(_row(variable, text) for variable, texts in raw["tensors"].items() for text in texts),
-            marks=Marks(tuple(raw["detect"]), tuple(raw.get("detect_absent", ()))),
-            names=TensorNames(**_arguments(TensorNames, raw)),
-            meaning=Meaning(**_arguments(Meaning, raw)),
-            json=JSON_CONFIGS[raw["json"]] if "json" in raw else None,
-            **{key: raw[key] for key in ("format", "container", "layout", "writable") if key in raw},
-        )
+        raw["json"] = JSON_CONFIGS[raw["json"]] if "json" in raw else None
+        rows = tuple(_row(variable, text) for variable, texts in raw["tensors"].items() for text in texts)
+        return Table(rows=rows, names=TensorNames(**_arguments(TensorNames, raw)), **_arguments(Table, raw))
     except (ArithmeticError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def _arguments(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a table that are fields of a dataclass, lists as tuples."""
-    names = {one.name for one in dataclasses.fields(kind)}
+    names = {field.name for field in dataclasses.fields(kind)}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
 
 

@@ -312,8 +312,9 @@ def _build(
 ) -> VisionTransformer:
     """Build the model of a file that a name stands for, after checking its architecture."""
     from keras_vit.converters import load
+    from keras_vit.converters.containers import find_weights
     from keras_vit.converters.loading import build
-    from keras_vit.converters.source import find_weights, is_keras_file, open_checkpoint
+    from keras_vit.converters.source import is_keras_file, open_checkpoint
 
     if is_keras_file(find_weights(path)):  # states everything itself
         model = load(path, dtype=dtype)
