@@ -225,7 +225,7 @@ def test_the_table_has_a_row_for_every_file_and_says_what_the_cards_say() -> Non
     assert json.loads(json.dumps(rows)) == rows
     for row in rows:
         weights = find(row["name"], row["weights"])
-        same = ("image_size", "num_classes", "file", "url", "licence")
+        same = ("image_size", "num_classes", "file", "url", "license")
         assert {name: row[name] for name in same} == {name: getattr(weights, name) for name in same}
         assert [Accuracy(**stated) for stated in row["accuracy"]] == list(weights.accuracy)
         assert row["paper"] == str(weights.paper)
@@ -233,7 +233,7 @@ def test_the_table_has_a_row_for_every_file_and_says_what_the_cards_say() -> Non
         assert ast.unparse(call.func) == "keras_vit.zoo.load"
         name, *_ = map(ast.literal_eval, call.args)
         chosen = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        assert chosen.pop("accept_licence", False) == (weights.terms is not None)
+        assert chosen.pop("accept_license", False) == (weights.terms is not None)
         assert find(name, **chosen) is weights
 
 

@@ -82,7 +82,7 @@ def test_list_has_every_model_and_its_weights() -> None:
     for row in rows:
         card = catalogue.card(row["name"])
         assert (row["family"], row["default"], row["weights"][0]) == (card.family, card.default, card.default)
-        assert row["parameters"] > 0 and row["image_size"] >= 32 and row["licence"]
+        assert row["parameters"] > 0 and row["image_size"] >= 32 and row["license"]
 
 
 def test_a_pattern_that_nothing_matches_lists_nothing() -> None:

@@ -200,7 +200,7 @@ def test_a_table_or_card_with_a_typo_is_refused_where_it_stands(tmp_path: Path) 
         ("block{s}/unit{u}/conv{k}/kernel", "block{s}/unit{u}/conv1/kernel", "placeholders"),
         ("prefixes = [", "prefixes = ", "mine.toml"),
         ("hidden_size", "hiden_size", "hiden_size"),
-        ("licence", "license", "license"),
+        ("license", "licens", "license"),
         ("image_size = ", 'image_size = "a" #', "image_size"),
         ("hidden_size = 64\n", "", "No architecture has this name.*'ViT-digits'"),
     ):

@@ -11,6 +11,7 @@ import errno
 import functools
 import math
 import os
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,6 +258,12 @@ def as_path(value: Any, name: str) -> str:
 def given(**arguments: Any) -> dict[str, Any]:
     """Return the arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def warn_renamed(earlier: str, name: str, *, stacklevel: int = 3) -> None:
+    """Warn that an earlier spelling, such as `accept_licence`, is accepted for the last time in this version."""
+    text = f"keras_vit: {earlier} is now spelled {name}. The next version accepts only {name}."
+    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:

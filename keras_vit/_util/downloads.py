@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from keras_vit._util.files import replacing
 from keras_vit._util.progress import counter
-from keras_vit.errors import DownloadError, FileUnavailableError, LicenceError
+from keras_vit.errors import DownloadError, FileUnavailableError, LicenseError
 
 HUB_SOURCE = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)/(?P<path>[^@]+)(@(?P<revision>.+))?")
 WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body|script)\b", re.IGNORECASE)
@@ -72,12 +72,12 @@ def fetch(source: str, *, sha256: str | None = None) -> Path:
     return _verified(local, known)
 
 
-def check_licence(source: str, name: str, licence: str, terms: str | None, *, is_accepted: bool) -> None:
-    """Raise a LicenceError for a remote file with terms that are not accepted, unless there is a copy of it already."""
+def check_license(source: str, name: str, license: str, terms: str | None, *, is_accepted: bool) -> None:
+    """Raise a LicenseError for a remote file with terms that are not accepted, unless there is a copy of it already."""
     if terms and not is_accepted and not _is_cached(source):
-        raise LicenceError(
-            f"{name} has terms of its own ({licence}): read {terms} and, if you accept them, load it with "
-            "accept_licence=True (--accept-licence)."
+        raise LicenseError(
+            f"{name} has terms of its own ({license}): read {terms} and, if you accept them, load it with "
+            "accept_license=True (--accept-license)."
         )
 
 

@@ -278,7 +278,7 @@ def find_model(
     from keras_vit.zoo.pretrained import load_any, read_config, read_maps_config, resolve
 
     changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
-    choice = replace(resolve(model, weights, default=default), accept_licence=accept_licence)
+    choice = replace(resolve(model, weights, default=default), accept_license=accept_licence)
     if needs_classes and choice.published is not None and choice.published.num_classes == 0:
         raise _no_classes(model)
     config = read_config(choice, changes, **file_facts)

@@ -40,7 +40,7 @@ def list_models(
     cards = [catalogue.card(name) for name in catalogue.names(pattern)]
     _print_named_weights(pattern)
     if as_json:
-        shown = ("name", "family", "parameters", "image_size", "accuracy", "licence")
+        shown = ("name", "family", "parameters", "image_size", "accuracy", "license")
         rows = [
             {name: catalogue.rows(card)[0][name] for name in shown}
             | {"default": card.default, "weights": list(card.weights)}
@@ -60,7 +60,7 @@ def _line(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
     found = next((each for each in row["accuracy"] if each["dataset"] == "imagenet2012"), None)
     accuracy = f"{found['value']:.2f} % {found['metric'].replace('top-1', '').lstrip(', ')}".strip() if found else "-"
     parameters = f"{row['parameters'] / 1e6:,.1f} M"
-    return (row["name"], parameters, f"{row['image_size']} px", accuracy, row["licence"], ", ".join(tags))
+    return (row["name"], parameters, f"{row['image_size']} px", accuracy, row["license"], ", ".join(tags))
 
 
 def show(name: options.Model, image_size: options.Size = None, as_json: options.Json = False) -> None:

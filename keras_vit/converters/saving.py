@@ -128,7 +128,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     metadata = to_metadata(config, plan.inferred_config, plan.missing_fields)
     if config.position_prefix and not model.config.position_prefix:
         metadata[ZERO_ROWS_KEY] = "true"
-    return _write(target, table, tensors, metadata, plan.json_values)
+    return _write_files(target, table, tensors, metadata, plan.json_values)
 
 
 def convert(
@@ -324,7 +324,7 @@ def _writable_table(format: str) -> Table:
     return table
 
 
-def _write(
+def _write_files(
     path: Path,
     table: Table,
     tensors: Iterable[tuple[str, Any]],

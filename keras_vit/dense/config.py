@@ -149,10 +149,10 @@ class MapCard:
     Args:
         name: by which `dense.load` finds it.
         repository: on the Hugging Face Hub.
-        licence: SPDX identifier.
+        license: SPDX identifier.
         paper: arXiv number.
         source: publisher.
-        terms: address of terms that one must accept before the download; None for a free licence.
+        terms: address of terms that one must accept before the download; None for a free license.
 
     Example:
         >>> keras_vit.dense.cards()["DPT-L"].repository
@@ -161,7 +161,7 @@ class MapCard:
 
     name: str
     repository: str
-    licence: str
+    license: str
     paper: str
     source: str
     terms: str | None = None
@@ -171,7 +171,7 @@ def cards() -> dict[str, MapCard]:
     """Return the cards of all published models of maps, by name.
 
     Example:
-        >>> keras_vit.dense.cards()["Depth-Anything-V2-B"].licence
+        >>> keras_vit.dense.cards()["Depth-Anything-V2-B"].license
         'CC-BY-NC-4.0'
     """
     found = {}
@@ -183,9 +183,9 @@ def cards() -> dict[str, MapCard]:
     return found
 
 
-def fetch_card(name: str, *, accept_licence: bool) -> Path:
+def fetch_card(name: str, *, accept_license: bool) -> Path:
     """Return the file of a published model after fetching what is beside it; errors as `dense.load`."""
-    from keras_vit._util.downloads import check_licence, fetch
+    from keras_vit._util.downloads import check_license, fetch
 
     known = cards()
     if name not in known:
@@ -194,7 +194,7 @@ def fetch_card(name: str, *, accept_licence: bool) -> Path:
         )
     card = known[name]
     folder = f"hf://{card.repository}/"
-    check_licence(f"{folder}model.safetensors", name, card.licence, card.terms, is_accepted=accept_licence)
+    check_license(f"{folder}model.safetensors", name, card.license, card.terms, is_accepted=accept_license)
     for beside in ("config.json", "preprocessor_config.json"):
         fetch(folder + beside)
     return fetch(f"{folder}model.safetensors")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_vit._util import files
-from keras_vit._util.checks import as_path, given
+from keras_vit._util.checks import as_path, given, warn_renamed
 from keras_vit.converters import config_json, loading, source
 from keras_vit.converters.config_json import read_object
 from keras_vit.converters.containers import Container, KerasContainer, find_weights, open_files, read_keras_config
@@ -237,7 +237,8 @@ def load(
     backbone: VisionTransformer | str | os.PathLike[str] | None = None,
     blocks: tuple[int, ...] | None = None,
     max_depth: float | None = None,
-    accept_licence: bool = False,
+    accept_license: bool = False,
+    accept_licence: bool | None = None,
 ) -> DenseModel:
     """Load a model that returns a map for every image.
 
@@ -255,7 +256,8 @@ def load(
         blocks: numbers of the blocks that the head reads, from 0, where neither file nor its name says it.
         max_depth: greatest depth in metres, where neither file nor its name says it. Meta's linear NYU heads are read
             with the 10 m that they were trained with; the hub's code spreads their bins to 80 m.
-        accept_licence: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
+        accept_license: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
+        accept_licence: earlier spelling of `accept_license`, accepted in this version.
 
     Returns:
         The model: prepared images -> float32 depth (batch, rows, columns) or logits (batch, rows, columns, classes), at
@@ -264,7 +266,7 @@ def load(
     Raises:
         CheckpointError: the file is damaged, malicious, of another model, or does not fit the backbone.
         FileNotFoundError: there is no such file or name.
-        LicenceError: the file has terms of its own, and accept_licence is False.
+        LicenseError: the file has terms of its own, and accept_license is False.
         ValueError: a backbone is missing, or given for a file that has its own.
 
     Example:
@@ -274,7 +276,10 @@ def load(
         (50, 70)
     """
     name = as_path(path, "path")
-    file = find_weights(name) if Path(name).exists() else fetch_card(name, accept_licence=accept_licence)
+    if accept_licence is not None:
+        warn_renamed("accept_licence", "accept_license")
+        accept_license = accept_license or accept_licence
+    file = find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)
     if source.is_keras_file(file):
         return _load_keras(file, backbone)
     if isinstance(backbone, str | os.PathLike):

@@ -104,8 +104,8 @@ class Tokenizer:
             raise FileNotFoundError(f"{path} holds no tokenizer, which is one of {list(_FILES)}")
         config_file = file.with_name("tokenizer_config.json")
         try:
-            config = parse_object(_read(config_file)) if config_file.is_file() else {}
-            model = _read(file) if file.name != "vocab.json" else _clip_from_merges(file)
+            config = parse_object(_read_bytes(config_file)) if config_file.is_file() else {}
+            model = _read_bytes(file) if file.name != "vocab.json" else _clip_from_merges(file)
         except ValueError as error:
             raise CheckpointError(f"{file.parent}: a file of the tokenizer {error}") from error
         if length is None:
@@ -203,7 +203,7 @@ def find_tokenizer(path: Path) -> Path | None:
     return next((path / name for name in _FILES if (path / name).is_file()), None)
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     if path.stat().st_size > _MAX_BYTES:
         raise ValueError(f"has {path.stat().st_size:,} bytes; {path.name} has at most {_MAX_BYTES:,}")
     return path.read_bytes()
@@ -237,10 +237,10 @@ def _clip_from_merges(vocab: Path) -> bytes:
     import tokenizers
     from tokenizers import normalizers, pre_tokenizers
 
-    lines = _read(vocab.with_name("merges.txt")).decode().splitlines()
+    lines = _read_bytes(vocab.with_name("merges.txt")).decode().splitlines()
     merges: Any = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
     kind = _KINDS["clip"]
-    numbers: Any = parse_object(_read(vocab))
+    numbers: Any = parse_object(_read_bytes(vocab))
     model = tokenizers.models.BPE(
         vocab=numbers, merges=merges, unk_token=kind.end, continuing_subword_prefix="", end_of_word_suffix="</w>"
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.zoo.cards import families
-from keras_vit.zoo.pretrained import fetch_beside, fetch_source, load_choice, resolve
+from keras_vit.zoo.pretrained import fetch_beside, fetch_source, is_license_accepted, load_choice, resolve
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
@@ -79,7 +79,7 @@ def zero_shot(
     templates: Sequence[str] | None = None,
     text_encoder: str | os.PathLike[str] | TextEncoder | None = None,
     weights: str | None = None,
-    accept_licence: bool = False,
+    accept_license: bool = False,
     **config_changes: Any,
 ) -> VisionTransformer:
     """Load a pair of an image and a text encoder as a classifier whose classes are texts.
@@ -96,7 +96,7 @@ def zero_shot(
             embeddings. None takes the card's templates, or "a photo of a {}." for a folder; ["{}"] the names alone.
         text_encoder: the other half of the pair, if it is elsewhere: a TextEncoder, or as for `zoo.text_encoder`.
         weights: for a name: a tag of its card.
-        accept_licence: as for `load`.
+        accept_license: as for `load`.
         **config_changes: as for `load`, such as image_size.
 
     Returns:
@@ -123,7 +123,8 @@ def zero_shot(
         raise ValueError("The text encoder has no logit_scale: use zoo.zero_shot_head, with a scale of your choice")
     if bias is None and len(names) == 1:
         raise ValueError(f"The softmax of one class is always 1: pass several classes. Received: {names}")
-    model, defaults = _image_half(name_or_path, weights, accept_licence, config_changes)
+    accept_license = is_license_accepted(config_changes, accept_license)
+    model, defaults = _image_half(name_or_path, weights, accept_license, config_changes)
     texts = texts or defaults
     config, width = model.config, encoder.config.width
     if config.num_classes and not config.projection_head:
@@ -143,13 +144,13 @@ def zero_shot(
     return result.with_config(result.config.replace(probabilities="sigmoid"))
 
 
-def _image_half(model: Any, weights: str | None, accept_licence: bool, changes: Any) -> tuple[VisionTransformer, Any]:
+def _image_half(model: Any, weights: str | None, accept_license: bool, changes: Any) -> tuple[VisionTransformer, Any]:
     """Return the image encoder, and the templates of its card."""
     from keras_vit.model.vision_transformer import VisionTransformer
 
     if isinstance(model, VisionTransformer):
         return model, [TEMPLATE]
-    choice = replace(resolve(model, weights), accept_licence=accept_licence)
+    choice = replace(resolve(model, weights), accept_license=accept_license)
     stated = choice.published.templates if choice.published else ()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "keras_vit: .* has other parts")  # which are the text encoder

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from keras_vit._util.checks import given, table_problems
+from keras_vit._util.checks import given, table_problems, warn_renamed
 from keras_vit._util.files import data_folder, read_toml
 from keras_vit.errors import CardError
 from keras_vit.model import labels
@@ -61,7 +61,7 @@ class Weights:
     config: Mapping[str, Any]
     preprocessing: Preprocessing
     paper: Paper
-    licence: str  # SPDX identifier, or the name of the publisher's own
+    license: str  # SPDX identifier, or the name of the publisher's own
     source: str  # publisher
     rank: int  # the lowest rank is the default of the model
     accuracy: tuple[Accuracy, ...] = ()
@@ -75,6 +75,12 @@ class Weights:
     sha256: str | None = None  # lower-case hexadecimal
     bytes: int | None = None  # exact size of the file
     size_mib: float | None = None  # approximate size
+
+    @property
+    def licence(self) -> str:
+        """Earlier spelling of `license`."""
+        warn_renamed("Weights.licence", "license")
+        return self.license
 
     @property
     def url(self) -> str | None:
@@ -137,10 +143,10 @@ class Weights:
             *[("note", note) for note in self.notes],
             *[("template", template) for template in self.templates],
             ("paper", str(self.paper)),
-            ("licence", f"{self.licence}, {self.source}"),
+            ("license", f"{self.license}, {self.source}"),
         ]
         if self.terms:
-            rows.append(("terms", f"{self.terms} (accept_licence=True, --accept-licence)"))
+            rows.append(("terms", f"{self.terms} (accept_license=True, --accept-license)"))
         return "\n".join(f"{name:<9} {text}" for name, text in rows)
 
 
@@ -211,7 +217,7 @@ class _File(TypedDict):
     """The keys of a file zoo/*.toml."""
 
     title: str
-    licence: str
+    license: str
     terms: NotRequired[str]
     source: str
     base: str
@@ -235,6 +241,9 @@ class Family(NamedTuple):
 def read_family(path: str | Path) -> Family:
     """Read and check a .toml file of cards (zoo/README.md); one CardError lists everything that is wrong."""
     table = read_toml(path)
+    if "licence" in table and "license" not in table:
+        warn_renamed("the key licence of a card", "license", stacklevel=4)
+        table["license"] = table.pop("licence")
     where = Path(path).name
     wrong = list(table_problems(table, _File, where))
     rows: list[Weights] = []
@@ -245,7 +254,7 @@ def read_family(path: str | Path) -> Family:
             for architecture, row in stated["files"].items():
                 try:
                     rows.append(make_weights(table, tag, architecture, stated, row))
-                    _check(rows[-1], own=architecture in table.get("models", {}))
+                    _check_weights(rows[-1], own=architecture in table.get("models", {}))
                 except (TypeError, ValueError) as error:
                     places.setdefault(str(error), []).append(f"weights.{tag}.files.{architecture}")
     wrong += [f"{where}.{', '.join(found)}: {error}" for error, found in places.items()]
@@ -291,7 +300,7 @@ def _merged(key: str, tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for table in tables for name, value in table.get(key, {}).items()}
 
 
-def _check(weights: Weights, *, own: bool) -> None:
+def _check_weights(weights: Weights, *, own: bool) -> None:
     name = weights.architecture
     if not own and name != canonical_name(name):
         raise ValueError(f"a card must use the canonical name {canonical_name(name)!r}. Received: {name!r:.200}")

@@ -196,7 +196,7 @@ def table(pattern: str = "*") -> list[dict[str, Any]]:
         One dict for each model and tag:
 
         - name, family, weights (the tag), default (bool), image_size, file, url (None if the file comes with the
-          package), paper, licence, load (a line of Python);
+          package), paper, license, load (a line of Python);
         - num_classes: None if only the file states it; the counts then exclude the head;
         - parameters, and gflops: 1e9 operations for one image at image_size. A multiply-add counts as two operations:
           the number is twice what papers and timm print;
@@ -220,7 +220,7 @@ def _row(weights: Weights) -> dict[str, Any]:
     arguments = f"{listed.name!r}" if default else f"{listed.name!r}, weights={weights.tag!r}"
     if weights.tag not in listed.weights:  # an AugReg file is loaded by its own name
         arguments = f"{weights.tag!r}"
-    arguments += ", accept_licence=True" * bool(weights.terms)
+    arguments += ", accept_license=True" * bool(weights.terms)
     parameters, gflops = weights.parameters, weights.gflops
     if parameters is None or gflops is None:  # the card does not state them
         from keras_vit.model.cost import count
@@ -240,7 +240,7 @@ def _row(weights: Weights) -> dict[str, Any]:
         "url": weights.url,
         "accuracy": [asdict(accuracy) for accuracy in weights.accuracy],
         "paper": str(weights.paper),
-        "licence": weights.licence,
+        "license": weights.license,
         "load": f"keras_vit.zoo.load({arguments})",
     }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_vit._util.checks import as_path, given
+from keras_vit._util.checks import as_path, given, warn_renamed
 from keras_vit.errors import FileUnavailableError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
@@ -43,7 +43,7 @@ class Choice:
     expected_config: ViTConfig | None = None  # of the name: random weights take it, a file must agree with it
     defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of the card, for a file that does not state them
     published: Weights | None = None  # the published weights whose file `source` is
-    accept_licence: bool = False  # whether the user accepts the publisher's own terms
+    accept_license: bool = False  # whether the user accepts the publisher's own terms
 
     @property
     def is_file(self) -> bool:
@@ -149,7 +149,7 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     dtype: Any = None,
-    accept_licence: bool = False,
+    accept_license: bool = False,
     **config_changes: Any,
 ) -> VisionTransformer:
     """Load a model of the zoo, with pretrained or random weights, or a file, a folder or a URL.
@@ -168,7 +168,7 @@ def load(
         num_classes: number of outputs of the head. If it differs from the weights', the head is new and zero; 0 builds
             a model without a head.
         dtype: Keras dtype policy, such as "mixed_bfloat16"; logits are float32 under every policy.
-        accept_licence: whether you accept the terms of a publisher who has terms of its own, such as DINOv3's. A card
+        accept_license: whether you accept the terms of a publisher who has terms of its own, such as DINOv3's. A card
             has their address. Without it such a file is not downloaded.
         **config_changes: other fields of ViTConfig, such as dropout_rate. patch_size resizes the patches' kernel, as
             `model.resized` does. representation_size=None leaves out the
@@ -181,7 +181,7 @@ def load(
         UnknownModelError: no card has this name; the message lists the nearest.
         ValueError: unknown weights or fields, weights of another architecture, or `weights` beside a file.
         FileNotFoundError: the path does not exist.
-        LicenceError: the file has terms of its own, and accept_licence is False.
+        LicenseError: the file has terms of its own, and accept_license is False.
         DownloadError: the file could not be downloaded completely and verified.
         CheckpointError: the file is damaged or does not contain such a model.
 
@@ -190,6 +190,7 @@ def load(
         >>> model(np.zeros((2, 48, 48, 3), "float32")).shape
         TensorShape([2, 3])
     """
+    accept_license = is_license_accepted(config_changes, accept_license)
     check_fields(config_changes)
     changes = given(image_size=image_size, num_classes=num_classes) | config_changes
     default = "default" if weights == "default" else None
@@ -199,7 +200,15 @@ def load(
             f"weights=None builds a model's name with random weights. Received: the file {name!r}. For its "
             f"architecture: VisionTransformer(converters.read_config({name!r}))"
         )
-    return load_choice(replace(choice, accept_licence=accept_licence), changes, dtype=dtype)
+    return load_choice(replace(choice, accept_license=accept_license), changes, dtype=dtype)
+
+
+def is_license_accepted(options: dict[str, Any], accept_license: bool) -> bool:
+    """Read `accept_license`, and remove its earlier spelling from further options."""
+    if "accept_licence" not in options:
+        return accept_license
+    warn_renamed("accept_licence", "accept_license", stacklevel=4)
+    return bool(options.pop("accept_licence")) or accept_license
 
 
 def load_choice(
@@ -281,8 +290,8 @@ def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
 
 
 def fetch_source(choice: Choice) -> Path:
-    """Return the local path of the weights; errors as `_util.downloads.fetch`, and LicenceError."""
-    from keras_vit._util.downloads import check_licence, fetch
+    """Return the local path of the weights; errors as `_util.downloads.fetch`, and LicenseError."""
+    from keras_vit._util.downloads import check_license, fetch
 
     source = choice.source or ""
     row = choice.published
@@ -290,7 +299,7 @@ def fetch_source(choice: Choice) -> Path:
         path = fetch(source)
     else:
         name = f"{choice.name}, weights {row.tag!r},"
-        check_licence(source, name, row.licence, row.terms, is_accepted=choice.accept_licence)
+        check_license(source, name, row.license, row.terms, is_accepted=choice.accept_license)
         path = fetch(source, sha256=row.sha256)
     # Published files of the hub need theirs: it has what the tensors do not show, such as the activation.
     fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")
