@@ -182,7 +182,7 @@ def test_predict_without_a_head_says_embed_before_anything_is_loaded(
 
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
     zoo.load("digits", num_classes=0).save(tmp_path / "headless.keras")
-    monkeypatch.setattr(pretrained, "load_choice", load)
+    monkeypatch.setattr(pretrained, "load_resolved", load)
     for model in (str(tmp_path / "headless.keras"), "DINOv2-B/14"):
         message = fails(monkeypatch, "predict", model, tmp_path / "a.png")
         assert f"{model} has no head for classes" in message and f"keras-vit embed {model} IMAGES" in message
@@ -294,7 +294,7 @@ def test_all_commands_agree_whether_a_text_is_a_name_a_path_or_a_url(
     open_folder(tmp_path / "vectors", facts, {"working_folder": str(tmp_path)})
     monkeypatch.chdir(tmp_path)
 
-    def fetched(choice: pretrained.Choice) -> Path:
+    def fetched(choice: pretrained.ResolvedModel) -> Path:
         raise ValueError(f"loads {choice.source}")
 
     monkeypatch.setattr(pretrained, "fetch_source", fetched)

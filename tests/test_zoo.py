@@ -186,7 +186,7 @@ def test_load_takes_a_file_a_folder_and_a_path_as_the_converters_do(tmp_path: Pa
 
 def test_what_describes_a_file_is_refused_with_a_name() -> None:
     with pytest.raises(ValueError, match=r"ViT-digits is a model of the zoo.*'config'.*num_heads"):
-        pretrained.load_choice(pretrained.resolve("digits"), config={"num_heads": 4}, format=None)
+        pretrained.load_resolved(pretrained.resolve("digits"), config={"num_heads": 4}, format=None)
 
 
 # ---- loading files

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
-    from keras_vit.zoo.pretrained import Choice
+    from keras_vit.zoo.pretrained import ResolvedModel
 
 # Errors that a user can correct: `main` prints them as one line, with exit code 1.
 USER_ERRORS = (ValueError, OSError, ImportError, ArithmeticError, MemoryError)
@@ -252,7 +252,7 @@ def _copy_of_stderr() -> TextIO:
 class FoundModel(NamedTuple):
     """A model that a command was given, checked but not loaded."""
 
-    choice: Choice
+    choice: ResolvedModel
     config: ViTConfig
     load: Callable[[], Any]  # a VisionTransformer, or a DenseModel if it `has_maps`
     has_maps: bool = False

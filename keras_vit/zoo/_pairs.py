@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.zoo.cards import families
-from keras_vit.zoo.pretrained import fetch_beside, fetch_source, is_license_accepted, load_choice, resolve
+from keras_vit.zoo.pretrained import fetch_beside, fetch_source, is_license_accepted, load_resolved, resolve
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
@@ -52,17 +52,17 @@ def text_encoder(
     from keras_vit._util.downloads import fetch
     from keras_vit.converters.source import is_keras_file
 
-    choice = resolve(name_or_path, weights)
-    row = choice.published
-    if choice.is_file:
-        fetch_beside(choice.source or "", (_CONFIG, *_TOKENIZER_FILES))
-        return text.load(fetch_source(choice), dtype=dtype)
+    resolved = resolve(name_or_path, weights)
+    row = resolved.published
+    if resolved.is_file:
+        fetch_beside(resolved.source or "", (_CONFIG, *_TOKENIZER_FILES))
+        return text.load(fetch_source(resolved), dtype=dtype)
     location = row.text_location if row else None
     if row is None or location is None:
         known = dict.fromkeys(row.architecture for family in families() for row in family.weights if row.text_location)
-        raise ValueError(f"{choice.name} has no text tower. Models that have one: {list(known)}")
+        raise ValueError(f"{resolved.name} has no text tower. Models that have one: {list(known)}")
     if row.text is None:
-        path = fetch_source(choice)
+        path = fetch_source(resolved)
     else:
         path = fetch(location)
         fetch_beside(location, [_CONFIG], needed=_CONFIG)
@@ -150,11 +150,11 @@ def _image_half(model: Any, weights: str | None, accept_license: bool, changes: 
 
     if isinstance(model, VisionTransformer):
         return model, [TEMPLATE]
-    choice = replace(resolve(model, weights), accept_license=accept_license)
-    stated = choice.published.templates if choice.published else ()
+    resolved = replace(resolve(model, weights), accept_license=accept_license)
+    stated = resolved.published.templates if resolved.published else ()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "keras_vit: .* has other parts")  # which are the text encoder
-        return load_choice(choice, changes), stated or [TEMPLATE]
+        return load_resolved(resolved, changes), stated or [TEMPLATE]
 
 
 def _text_half(source: Any, weights: str | None = None) -> TextEncoder:
