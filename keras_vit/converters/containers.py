@@ -152,7 +152,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
 
 
 def _container_class(start: bytes) -> type[Container]:
-    """Return the class that reads a file with these first bytes."""
+    """Find the class that reads a file with these first bytes."""
     if start.startswith(_ZIP_MARKS):
         # PyTorch's zip archive begins with a pickle in a folder.
         first_name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
@@ -321,7 +321,7 @@ class KerasContainer(Hdf5Container):
 
 
 def read_keras_config(path: Path) -> dict[str, Any]:
-    """Return the object in the config.json of a .keras file. Nothing is built from it."""
+    """Read the config.json of a .keras file, without building anything from it."""
     with reading(path), _open_keras_zip(path) as archive:
         if (size := archive.getinfo(_KERAS_CONFIG).file_size) > MAX_JSON_BYTES:
             raise CheckpointError(f"has a config.json of {size:,} bytes; the limit is {MAX_JSON_BYTES:,}.")
@@ -399,7 +399,7 @@ class TorchContainer(Container):
 
 
 def _state_dict(loaded: Any) -> dict[str, Any]:
-    """Return the tensors by name, under whichever key a training program saved them."""
+    """Find the tensors by name, under whichever key a training program saved them."""
     for key in _STATE_KEYS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
@@ -429,7 +429,7 @@ _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder,
 
 
 def find_weights(path: str | os.PathLike[str]) -> Path:
-    """Return the file of weights at a path: the path itself, or the one such file in a folder."""
+    """Find the file of weights at a path: the path itself, or the one such file in a folder."""
     path = Path(as_path(path, "path"))
     if not path.exists():
         raise FileNotFoundError(f"There is no file or folder {str(path)!r}")
@@ -462,7 +462,7 @@ def open_files(file: Path) -> Container:
 
 
 def _files_of(file: Path) -> list[Path]:
-    """Return the files of a checkpoint: as many as the name of one says, and those that an index beside it names."""
+    """List the files of a checkpoint: as many as the name of one says, and those that an index beside it names."""
     names = {file.name}
     if match := re.fullmatch(r"(.*-)\d{5}-of-(\d{5})(\..*)", file.name):
         start, count, end = match.groups()

@@ -119,7 +119,7 @@ def read(values: Json) -> Fields:
 
 
 def _write_timm(config: ViTConfig, keys: Keys, name: str, first: str, head: Any = "head", **arguments: Any) -> Fields:
-    """Return the config.json of a class of timm: an entry point, and all arguments that its size may lack."""
+    """Write the config.json of a class of timm: an entry point, and all arguments that its size may lack."""
     ours: Preprocessing = config.preprocessing
     model = config.replace(classifier="unpooled") if config.is_unpooled else config
     return {
@@ -140,7 +140,7 @@ def _write_timm(config: ViTConfig, keys: Keys, name: str, first: str, head: Any 
 
 
 def _ratio(width: int, config: ViTConfig) -> float:
-    """Return a ratio r with int(r * hidden_size) == width, as timm computes the width of an MLP."""
+    """Find a ratio r with int(r * hidden_size) == width, as timm computes the width of an MLP."""
     ratio = width / config.hidden_size
     return ratio if int(config.hidden_size * ratio) == width else math.nextafter(ratio, math.inf)
 

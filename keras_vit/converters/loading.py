@@ -154,7 +154,7 @@ def build(
 
 
 def variables_by_path(model: Any) -> dict[str, Any]:
-    """Return the variables of a model that a checkpoint holds, by path in the model: "block_0/norm1/gamma"."""
+    """Collect the variables of a model that a checkpoint holds, by path in the model: "block_0/norm1/gamma"."""
     variables = {}
     for layer in model.layers:
         for variable in layer.weights:
@@ -186,7 +186,7 @@ def check_tensors(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip:
 
 
 def _problem(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
-    """Return why a variable cannot be read from a file; None if it can."""
+    """Describe why a variable cannot be read from a file; None if it can."""
     table, match = checkpoint.table, checkpoint.tensors
     shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
     source = match.sources.get(path)
@@ -207,7 +207,7 @@ def _problem(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
 
 
 def _fits(shape: tuple[int, ...], source: Source, layout: str, expected: tuple[int, ...]) -> bool:
-    """Return whether a file's tensor of this shape becomes a variable of the expected shape."""
+    """Check whether a file's tensor of this shape becomes a variable of the expected shape."""
     _, count = source.row.part
     if count > 1 and (not shape or shape[0] % count):
         return False
@@ -243,7 +243,7 @@ def assign_tensors(
 
 
 def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a file's tensor as a variable of this shape; a view if possible."""
+    """Convert a file's tensor to a variable of this shape; a view if possible."""
     row = source.row
     if source.layer is not None:
         tensor = tensor[source.layer]
@@ -277,7 +277,7 @@ def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTCo
 
 
 def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
-    """Return the shape of a variable in the file, which may have another grid and another patch size."""
+    """Shape of a variable in the file, which may have another grid and another patch size."""
     if path == PATCHES:
         return (*file_config.patch, *shape[2:])
     if path != POSITION:
@@ -287,12 +287,12 @@ def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) ->
 
 
 def as_array(variable: Any) -> np.ndarray:
-    """Return a variable, or an array, as float32."""
+    """Convert a variable, or an array, to float32."""
     return keras.ops.convert_to_numpy(variable).astype(np.float32)
 
 
 def is_finite(value: np.ndarray) -> bool:
-    """Return whether every number is finite."""
+    """Check that every number is finite."""
     # A sum needs no temporary array. It may overflow although every value is finite; then each value is checked.
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(value.sum()) or np.isfinite(value).all())

@@ -174,15 +174,15 @@ def convert(
 
 
 def merge_lora(model: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `variables_by_path` with the updates of LoRA (`layer.enable_lora`) added to their kernels."""
+    """Add the updates of LoRA (`layer.enable_lora`) to the kernels of `variables_by_path`."""
     merged = {id(layer._kernel): layer.kernel for layer in model._flatten_layers() if getattr(layer, "lora_enabled", 0)}
     updates = ("/lora_kernel_a", "/lora_kernel_b")
     return {path: merged.get(id(value), value) for path, value in variables.items() if not path.endswith(updates)}
 
 
 def written_config(config: ViTConfig, table: Table, variables: Collection[str]) -> ViTConfig:
-    """Return the config of a model with these variables as a format writes it: with position rows for the prefix tokens
-    or without.
+    """Adapt a model's config to a format, which writes position rows for the prefix tokens
+    or does not.
 
     Google's and Hugging Face's files have a position row for the class token; big_vision's add it to the token instead.
     Both compute the same, so that every model can be written either way.
@@ -194,7 +194,7 @@ def written_config(config: ViTConfig, table: Table, variables: Collection[str]) 
 
 
 def move_prefix_rows(arrays: Mapping[str, np.ndarray], has_rows: bool) -> dict[str, np.ndarray]:
-    """Return the arrays that change if zero position rows are added for the prefix tokens, or their rows removed."""
+    """Add zero position rows for the prefix tokens, or remove their rows; only the changed arrays are returned."""
     table = arrays[POSITION]
     tokens = {path: arrays[path] for path in PREFIX if path in arrays}
     count = sum(token.shape[1] for token in tokens.values())
@@ -251,7 +251,7 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
 
 
 def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, Source]:
-    """Return the tensor of every variable; raise a CheckpointError that names those the format has no place for."""
+    """Find the tensor of every variable; raise a CheckpointError that names those the format has no place for."""
     fields = config.to_dict()
     found = {path: table.tensor_of(path, fields) for path in shapes}
     written = {source.tensor for source in found.values() if source}
@@ -273,7 +273,7 @@ def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, 
 
 
 def _compare(config: ViTConfig, read_back: ViTConfig, table: Table) -> tuple[str, ...]:
-    """Return the fields that change only other readers' last digits; raise if they would read another model."""
+    """List fields that change only other readers' last digits; raise if they would read another model."""
     # A field that only the class of `config` has is not in the file: it is read with its default.
     ours, theirs = config.to_dict(), type(config)(**read_back.to_dict()).to_dict()
     wrong = [
@@ -300,7 +300,7 @@ def _compare(config: ViTConfig, read_back: ViTConfig, table: Table) -> tuple[str
 
 
 def _reads_the_same(name: str, value: Any, read: Any, config: ViTConfig) -> bool:
-    """Return whether the model stays the same if the value `read` replaces the value of a field."""
+    """Check that the model stays the same if the value `read` replaces the value of a field."""
     if name == "classifier":
         return value == read or _READ_AS.get(value) == read
     if name == "layer_scale":  # only the initial value, which trained weights replace
@@ -316,7 +316,7 @@ def _reads_the_same(name: str, value: Any, read: Any, config: ViTConfig) -> bool
 
 
 def _writable_table(format: str) -> Table:
-    """Return the table of a format; raise a CheckpointError if it is only read."""
+    """Load the table of a format; raise a CheckpointError if it is only read."""
     table = load_table(format)
     if not table.writable:
         written = [name for name in formats() if load_table(name).writable]
@@ -355,7 +355,7 @@ def _write_files(
 
 
 def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: Collection[str] = ()) -> dict[str, str]:
-    """Return the note: fields that differ from the config that a reader infers, and those it cannot infer."""
+    """Write the note: fields that differ from the config that a reader infers, and those it cannot infer."""
     ours, theirs = config.to_dict(), inferred_config.to_dict()
     fields = {name: value for name, value in ours.items() if value != theirs[name] or name in missing_fields}
     text = json.dumps(fields)
@@ -370,7 +370,7 @@ def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: C
 def collect(
     variables: Mapping[str, Any], sources: Mapping[str, Source], table: Table
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (name, float32 value) for every tensor of a file, one in memory at a time."""
+    """Iterate over the tensors of a file as (name, float32 value), one in memory at a time."""
     parts: dict[str, list[tuple[Source, Any]]] = {}
     for path, source in sources.items():
         parts.setdefault(source.tensor, []).append((source, variables[path]))
@@ -382,7 +382,7 @@ def collect(
 
 
 def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
-    """Return a variable as a file's tensor or part of one: the inverse of `to_variable`; a view if possible."""
+    """Convert a variable to a file's tensor or part of one, the inverse of `to_variable`; a view if possible."""
     if row.folds_class_row:
         variable = np.concatenate([np.zeros_like(variable[..., :1, :]), variable], axis=-2)
     shape = fold_heads(variable.shape, row) if layout == "torch" else variable.shape
@@ -453,7 +453,7 @@ def write_safetensors(
 
 
 def _checked_pairs(tensors: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tensors of a file to write, one in memory at a time; raise a ValueError for a wrong name or type."""
+    """Check the tensors of a file to write, one in memory at a time; raise a ValueError for a wrong name or type."""
     names: set[str] = set()
     for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
         array = np.asarray(value)

@@ -121,7 +121,7 @@ def read_config(
     num_heads: int | None = None,
     image_size: int | tuple[int, int] | None = None,
 ) -> ViTConfig:
-    """Return the architecture of a checkpoint. Only headers are read, no weights.
+    """Read the architecture of a checkpoint from its headers, without the weights.
 
     Args:
         path: the file or folder.
@@ -151,7 +151,7 @@ def read_config(
 
 
 def detect(path: str | os.PathLike[str]) -> str:
-    """Return the name of the format of a file or folder.
+    """Recognise the format of a file or folder, and return its name.
 
     Args:
         path: the file, or a folder with the weights.
@@ -178,7 +178,7 @@ def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def is_keras_file(path: Path) -> bool:
-    """Return whether a file is one that `model.save("vit.keras")` writes, by its name."""
+    """Recognise a file of `model.save("vit.keras")` by its name."""
     return path.suffix.casefold() == ".keras"
 
 
@@ -189,7 +189,7 @@ def check_keras_facts(**facts: Any) -> None:
 
 
 def saved_arguments(values: Mapping[str, Any], kind: str = "VisionTransformer") -> dict[str, Any]:
-    """Return the arguments of `from_config` in a .keras file's config.json; of a dtype policy only the name is used."""
+    """Read the arguments of `from_config` in a .keras file's config.json; of a dtype policy only the name is used."""
     if values.get("registered_name") != f"keras_vit>{kind}":
         raise CheckpointError(
             f"does not contain a {kind}. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
@@ -198,7 +198,7 @@ def saved_arguments(values: Mapping[str, Any], kind: str = "VisionTransformer") 
 
 
 def plain_arguments(stored: Any, kind: str) -> dict[str, Any]:
-    """Return what `get_config` of a class returned, with the name of the dtype policy instead of the policy."""
+    """Check the saved result of a class's `get_config`, and replace the dtype policy by its name."""
     match stored:
         case {"config": dict(), "dtype": {"config": {"name": str(policy)}}, "name": str()}:
             return {**stored, "dtype": policy}
@@ -251,7 +251,7 @@ def _least_weights(config: ViTConfig) -> int:
 
 
 def recognise(container: Container, tower: str = "") -> Table:
-    """Return the table of an open file's format, which is recognised by the names of the tensors."""
+    """Recognise the format of an open file by the names of its tensors."""
     tables = [load_table(name, tower) for name in formats(tower)]
     found = [table for table in tables if table.find_prefix(container.headers) is not None]
     if len(found) == 1:
@@ -266,7 +266,7 @@ def recognise(container: Container, tower: str = "") -> Table:
 
 
 def read_note(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of ViTConfig that a file's metadata note; raise a CheckpointError if the note is damaged."""
+    """Read the fields of ViTConfig in a file's note; raise a CheckpointError if the note is damaged."""
     if NOTE_KEY not in metadata:
         return {}
     try:
@@ -327,7 +327,7 @@ def _all_fields(shapes: Shapes, table: Table, known_fields: KnownFields) -> dict
 
 
 def tensor_fields(shapes: Shapes) -> dict[str, Any]:
-    """Return the fields of ViTConfig that follow from the shapes of a file's tensors."""
+    """Infer the fields of ViTConfig that follow from the shapes of a file's tensors."""
 
     def axis_of(name: str, axis: int, default: int | None) -> int | None:
         shape = shapes.get(name, ())
@@ -354,7 +354,7 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
 
 @functools.cache
 def read_features() -> dict[str, Any]:
-    """Return converters/features.toml: what the variables of a model say about its config."""
+    """Read converters/features.toml: how the variables of a model show its config."""
     return files.read_toml(files.data_folder("converters") / "features.toml")
 
 
@@ -394,7 +394,7 @@ def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_num_heads(shapes: Shapes, table: Table, stated: int | None, expected: int | None) -> int:
-    """Return the number of heads that the tensors have, or else that is stated, or else expected."""
+    """Number of heads that the tensors have, or else that is stated, or else expected."""
     kernel = shapes.get("block_0/attention/query/kernel", shapes.get("pool/attention/query/kernel"))
     if kernel is None:  # no attention
         return 1 if stated is None else stated
@@ -453,7 +453,7 @@ def _labels(labels: Any, num_classes: int) -> str | tuple[str, ...] | None:
 
 
 def _position_prefix(shapes: Shapes, fields: Mapping[str, Any]) -> bool:
-    """Return whether the position embedding has rows for the prefix tokens; by its size if the format allows both."""
+    """Decide whether the position embedding has rows for the prefix tokens; by its size if the format allows both."""
     if "position_prefix" in fields or "position/embedding" not in shapes:
         return bool(fields.get("position_prefix", True))
     rows = math.prod(shapes["position/embedding"][:-1])
@@ -491,7 +491,7 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
 
 
 def _probe(fields: Mapping[str, Any], **changes: Any) -> ViTConfig:
-    """Return a config that is used for its derived properties only; its image is large enough for every patch."""
+    """Make a config for its derived properties only; its image is large enough for every patch."""
     return ViTConfig(**{**fields, "image_size": 2**20, **changes})
 
 

@@ -52,14 +52,14 @@ class TensorNames:
     beside: tuple[str, ...] = ()  # other files of weights in the same folder, read with the first
 
     def spell(self, name: str) -> str:
-        """Return a name with the parts in `spelled` replaced; # in a replacement is the part's last number."""
+        """Replace the parts in `spelled`; # in a replacement is the part's last number."""
         for part, other in self.spelled.items():
             number = r"(?P<last>\d{1,9})".join(re.escape(part).replace(r"\#", r"\d{1,9}").rsplit(r"\d{1,9}", 1))
             name = re.sub(number, other.replace("\\", r"\\").replace("#", r"\g<last>"), name)
         return name
 
     def unstack(self, name: str, header: Header) -> list[tuple[str, int | None]]:
-        """Return (name, index) for each block of a stacked tensor, or a single tensor's own name and None."""
+        """List (name, index) for each block of a stacked tensor, or a single tensor's own name and None."""
         for stack, single in self.stacked.items():
             if name.startswith(stack) and header.shape and header.shape[0] <= MAX_LAYERS:
                 rest = name.removeprefix(stack)
@@ -67,7 +67,7 @@ class TensorNames:
         return [(name, None)]
 
     def renumbered(self, names: list[str]) -> dict[str, str]:
-        """Return each name with the children of the `renumber` modules counted class by class, as flax's Linen does."""
+        """Count the children of the `renumber` modules class by class, as flax's Linen does: name -> new name."""
         parents = [pattern(parent) for parent in self.renumber]
         split = {name: _split_child(name, parents) for name in names}
         numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -95,7 +95,7 @@ def _split_child(name: str, parents: list[re.Pattern[str]]) -> tuple[str, str, i
 
 @functools.cache
 def pattern(template: str) -> re.Pattern[str]:
-    """Return the pattern of all names that a template stands for."""
+    """Compile a template to the pattern of all its names."""
     pieces, end = [], 0
     for found in PLACEHOLDER.finditer(template):
         # A placeholder stands for a number; in the table's own names it stands for itself.
@@ -105,7 +105,7 @@ def pattern(template: str) -> re.Pattern[str]:
 
 
 def fill(template: str, values: Mapping[str, str], shift: int = 0, shifted_in: str | None = None) -> str:
-    """Return a template with its placeholders filled; those written {s-1} (here or in `shifted_in`) move by `shift`."""
+    """Fill the placeholders of a template; those written {s-1} (here or in `shifted_in`) move by `shift`."""
     shifted = {name for name, option in PLACEHOLDER.findall(shifted_in or template) if option == "-1"}
     moved = {name: str(int(value) + shift * (name in shifted)) for name, value in values.items()}
     # {u:02} has two digits.
@@ -113,7 +113,7 @@ def fill(template: str, values: Mapping[str, str], shift: int = 0, shifted_in: s
 
 
 def wildcard(template: str) -> str:
-    """Return a template with * for its placeholders, as fnmatch reads it."""
+    """Replace the placeholders of a template by *, for fnmatch."""
     return PLACEHOLDER.sub("*", template.removeprefix("/"))
 
 
@@ -169,7 +169,7 @@ class Row:
 
     @property
     def is_kernel(self) -> bool:
-        """Return whether the variable is a matrix or a convolution that a torch file has in another order of axes."""
+        """Whether the variable is a matrix or a convolution that a torch file has in another order of axes."""
         return self.variable.endswith("/kernel") and not self.is_untransposed
 
 
@@ -254,7 +254,7 @@ class Table:
     def _find_sources(
         self, names: Mapping[str, str], headers: Mapping[str, Header], present: Mapping[str, tuple[int, ...]]
     ) -> dict[str, dict[str, Source]]:
-        """Return the variables that each tensor of a file holds; `names` are the tensors' names in the table."""
+        """Find the variables that each tensor of a file holds; `names` are the tensors' names in the table."""
         blocks = {name: self.names.unstack(spelled, headers[name]) for name, spelled in names.items()}
         canonical = self.names.renumbered([single for pairs in blocks.values() for single, _ in pairs])
         sources: dict[str, dict[str, Source]] = {name: {} for name in names}
@@ -265,7 +265,7 @@ class Table:
         return sources
 
     def tensor_of(self, variable: str, config: Mapping[str, Any]) -> Source | None:
-        """Return where a variable of a model with this config is written, or None if the format has no place for it."""
+        """Find the tensor for a variable of a model with this config; None if the format has no place for it."""
         for row in self.rows:
             found = pattern(row.variable).fullmatch(variable)
             if found and all(lookup(config, name) == value for name, value in row.only_if):
@@ -275,7 +275,7 @@ class Table:
         return None
 
     def implied(self, variables: Container[str]) -> dict[str, Any]:
-        """Return the fields that a file with these variables implies, `defaults` apart."""
+        """Look up the fields that a file with these variables implies, `defaults` apart."""
         fields = dict(self.config)
         for variable, implied in self.without.items():
             if variable not in variables:
@@ -283,15 +283,15 @@ class Table:
         return fields
 
     def is_zero_without_tensor(self, variable: str) -> bool:
-        """Return whether a variable is zero in files that have no tensor for it."""
+        """Whether a variable is zero in files that have no tensor for it."""
         return any(pattern(template).fullmatch(variable) for template in self.zeros)
 
     def has_row(self, variable: str) -> bool:
-        """Return whether the format has a name for a variable."""
+        """Whether the format has a name for a variable."""
         return any(pattern(row.variable).fullmatch(variable) for row in self.rows)
 
     def _variables(self, canonical: str, present: Mapping[str, tuple[int, ...]]) -> list[tuple[str, Row]]:
-        """Return every variable that a tensor holds, with its row; `present` are the shapes of all tensors."""
+        """Find every variable that a tensor holds, with its row; `present` are the shapes of all tensors."""
         found = []
         for row_pattern, row in self._patterns:
             match = row_pattern.fullmatch(canonical)
@@ -311,7 +311,7 @@ class Table:
 
 
 def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple[int, ...]:
-    """Return the shape of a file's tensor as a variable; in layout "torch" the heads stay folded."""
+    """Convert the shape of a file's tensor to that of a variable; in layout "torch" the heads stay folded."""
     row = source.row
     if source.layer is not None:
         shape = shape[1:]
@@ -341,7 +341,7 @@ def without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def formats(tower: str = "") -> list[str]:
-    """Return the names of the checkpoint formats, in alphabetical order.
+    """Names of the checkpoint formats, in alphabetical order.
 
     Args:
         tower: "" for images, or "text" for the text towers of pairs.
@@ -355,7 +355,7 @@ def formats(tower: str = "") -> list[str]:
 
 
 def load_table(format: str | os.PathLike[str], tower: str = "") -> Table:
-    """Return the table of a format: one of `formats(tower)`, or a path to your own .toml file."""
+    """Load the table of a format: one of `formats(tower)`, or a path to your own .toml file."""
     if as_path(format, "format").endswith(".toml"):
         return _read_table(Path(format).resolve(), tower)
     if format not in formats(tower):
@@ -366,17 +366,17 @@ def load_table(format: str | os.PathLike[str], tower: str = "") -> Table:
 
 
 def _folder(tower: str) -> Path:
-    """Return the folder of the tables for images, or for the other `tower` of an image and text pair."""
+    """Folder of the tables for images, or for the other `tower` of an image and text pair."""
     return files.data_folder("converters") / "checkpoints" / tower
 
 
 def fields_of_rows(rows: Iterable[Row]) -> dict[str, Any]:
-    """Return the fields of ViTConfig that the presence of these rows' tensors implies."""
+    """Fields of ViTConfig that the presence of these rows' tensors implies."""
     return {name: value for row in rows for name, value in row.only_if if "." not in name}
 
 
 def lookup(values: Mapping[str, Any], path: str | None, default: Any = None) -> Any:
-    """Return the value at a dotted path, or else a default; tuples are returned as lists, as in TOML and JSON."""
+    """Look up the value at a dotted path, or else a default; tuples become lists, as in TOML and JSON."""
     value: Any = values
     for key in (path or "").split("."):
         if not isinstance(value, Mapping) or key not in value:
@@ -390,7 +390,7 @@ def _matches(name: str, globs: Iterable[str]) -> bool:
 
 
 def _read_raw(path: Path, tower: str) -> dict[str, Any]:
-    """Return the keys of a table, over those of its `base`: tables are merged, other values replaced."""
+    """Read the keys of a table over those of its `base`: tables are merged, other values replaced."""
     raw = files.read_toml(path)
     base = raw.pop("base", None)
     if base is None:
@@ -428,7 +428,7 @@ def _read_table(path: Path, tower: str = "") -> Table:
 
 
 def _arguments(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a table that are fields of a dataclass, lists as tuples."""
+    """Select the keys of a table that are fields of a dataclass, lists as tuples."""
     names = {field.name for field in dataclasses.fields(kind)}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
 

@@ -149,7 +149,7 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         return self.num_prefix_tokens if self.position_prefix else 0
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed.
+        """Copy the config with some fields changed.
 
         A changed `classifier` keeps the class token. A changed `num_classes` drops the labels, `projection_head` and
         `probabilities`.
@@ -166,7 +166,7 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, for JSON; `ViTConfig(**fields)` restores the config."""
+        """Convert the fields to plain values, for JSON; `ViTConfig(**fields)` restores the config."""
         fields = super().to_dict()
         if self.resnet and (self.resnet.groups, self.resnet.stage_channels) == (32, ()):  # as earlier versions
             del fields["resnet"]["groups"], fields["resnet"]["stage_channels"]
@@ -174,7 +174,7 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
 
     @classmethod
     def from_name(cls, name: str, **changes: Any) -> ViTConfig:
-        """Return the official architecture with this name (vit_jax/configs/models.py, big_vision's models/vit.py).
+        """Look up the official architecture with this name (vit_jax/configs/models.py, big_vision's models/vit.py).
 
         Args:
             name: such as "B/16", "ViT-B_16", "R50+ViT-B/16" or "So400m/14", in any case and with any separators.

@@ -25,7 +25,7 @@ for depth, units in _PAPERS["bit"].items():
 
 
 def canonical_name(name: str) -> str:
-    """Return the canonical spelling of an architecture's name: "ViT-B/16" for "b_16", "B16" or "vit-b/16".
+    """Find the canonical spelling of an architecture's name: "ViT-B/16" for "b_16", "B16" or "vit-b/16".
 
     Any case and separators are accepted. Case matters only for sizes that differ in nothing else (g and G).
     """
@@ -54,7 +54,7 @@ def _known_size(size: str) -> str | None:
 
 
 def architecture(name: str) -> dict[str, Any]:
-    """Return the fields of ViTConfig for an architecture's name; "resnet" of a hybrid is a dict."""
+    """Look up the fields of ViTConfig for an architecture's name; "resnet" of a hybrid is a dict."""
     canonical = canonical_name(name)
     if canonical in OTHERS:
         return dict(OTHERS[canonical])
@@ -69,7 +69,7 @@ def architecture(name: str) -> dict[str, Any]:
 
 
 def name_of(config: Any) -> str:
-    """Return the name of a ViTConfig's architecture, such as "ViT-B/16", or its size if the papers do not name it."""
+    """Name a ViTConfig's architecture, such as "ViT-B/16", or its size if the papers do not name it."""
     wanted = config.to_dict()
     units = config.resnet and (config.resnet.version, config.resnet.num_layers)
     names = [f"ViT-{size}/{config.patch_size[0]}" for size in SIZES]

@@ -99,14 +99,14 @@ def load(
 
 
 def _number(container: Container, name: str) -> float:
-    """Return a tensor of one number."""
+    """Read a tensor of one number."""
     if math.prod(container.headers[name].shape) != 1:
         raise CheckpointError(f"has {name} of shape {container.headers[name].shape}; it must be one number")
     return float(container.read(name).reshape(()).astype(np.float32))
 
 
 def infer(shapes: Shapes, table: Table, json_fields: Mapping[str, Any], facts: Mapping[str, Any]) -> TextConfig:
-    """Return the config of a file, from the shapes that its tensors have as variables and from what states the rest."""
+    """Infer the config of a file from the shapes that its tensors have as variables, and from stated fields."""
     check_fields(facts, TextConfig)
     for name, rank in {"tokens/embedding": 2, "tokens/positions": 2, "block_0/mlp/dense1/kernel": 2}.items():
         if len(shapes.get(name, ())) != rank:

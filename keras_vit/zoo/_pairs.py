@@ -145,7 +145,7 @@ def zero_shot(
 
 
 def _image_half(model: Any, weights: str | None, accept_license: bool, changes: Any) -> tuple[VisionTransformer, Any]:
-    """Return the image encoder, and the templates of its card."""
+    """Load the image encoder, and look up the templates of its card."""
     from keras_vit.model.vision_transformer import VisionTransformer
 
     if isinstance(model, VisionTransformer):
@@ -167,7 +167,7 @@ def _text_half(source: Any, weights: str | None = None) -> TextEncoder:
 
 
 def _checked_names(classes: Any) -> list[str]:
-    """Return names of classes; raise a ValueError that names the first wrong one."""
+    """Check the names of classes."""
     names = list(classes) if isinstance(classes, list | tuple) else []
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise ValueError(f"classes must be a list of names, none of them empty. Received: {classes!r:.200}")
@@ -180,7 +180,7 @@ def _checked_names(classes: Any) -> list[str]:
 def zero_shot_head(
     model: VisionTransformer, text_embeddings: Any, labels: Sequence[str], logit_scale: float, bias: float = 0.0
 ) -> VisionTransformer:
-    """Return a classifier of texts: logits = logit_scale * image embedding @ text embedding + bias, both of length 1.
+    """Build a classifier of texts: logits = logit_scale * image embedding @ text embedding + bias, both of length 1.
 
     Args:
         model: an image encoder such as CLIP's or SigLIP's: without a head, or with a projection as its head.
@@ -234,7 +234,7 @@ def zero_shot_head(
 
 
 def _numbers(value: Any) -> np.ndarray:
-    """Return numbers as float64, and an empty array for anything else."""
+    """Convert numbers to float64, and anything else to an empty array."""
     try:
         return np.atleast_1d(np.asarray(value, np.float64))
     except (RuntimeError, TypeError, ValueError):

@@ -109,13 +109,13 @@ class Weights:
         return given(**{name: getattr(self, name) for name in names}) | dict(self.config)
 
     def base_config(self, **fields: Any) -> ViTConfig:
-        """Return the config of the model without these weights: official, or the card's if it states all sizes."""
+        """Config of the model without these weights: official, or the card's if it states all sizes."""
         if "hidden_size" in self.config:
             return ViTConfig(**self.facts).replace(**fields)
         return ViTConfig.from_name(self.architecture, **fields)
 
     def whole_config(self) -> ViTConfig:
-        """Return the config of the published model; without a head if only the file states the number of classes."""
+        """Config of the published model; without a head if only the file states the number of classes."""
         facts = {"num_classes": 0} | self.facts
         return self.base_config(**facts)
 
@@ -265,7 +265,7 @@ def read_family(path: str | Path) -> Family:
 
 @functools.cache
 def families() -> tuple[Family, ...]:
-    """Return the files zoo/*.toml, read."""
+    """Read all files zoo/*.toml, once."""
     return tuple(read_family(path) for path in sorted(data_folder("zoo").glob("*.toml")))
 
 
@@ -293,7 +293,7 @@ def make_weights(
         "notes": (*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
         "templates": tuple(family.get("templates", ())),
     }
-    return Weights(**{one.name: merged[one.name] for one in fields(Weights) if one.name in merged} | made)
+    return Weights(**{field.name: merged[field.name] for field in fields(Weights) if field.name in merged} | made)
 
 
 def _merged(key: str, tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

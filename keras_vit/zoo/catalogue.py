@@ -107,7 +107,7 @@ def names(pattern: str = "*") -> list[str]:
 
 
 def card(name: str) -> Card:
-    """Return the card of a model: its published weights with files, accuracies and sources.
+    """Look up the card of a model: its published weights with files, accuracies and sources.
 
     Args:
         name: an architecture or a model of the zoo in any spelling, a repository of the Hugging Face Hub whose file is
@@ -142,7 +142,7 @@ def card(name: str) -> Card:
 
 
 def _find(name: str) -> str | None:
-    """Return the model or architecture that a name stands for, in any spelling and with any separators."""
+    """Find the model or architecture of a name, in any spelling and with any separators."""
     known = _by_spelling()
     with contextlib.suppress(ValueError):
         return known.get(name.casefold()) or known.get(_joined(name)) or canonical_name(name)
@@ -150,13 +150,13 @@ def _find(name: str) -> str | None:
 
 
 def alias(name: str) -> tuple[str, str] | None:
-    """Return the model, and the tag or URL of its weights, that a name of another package stands for, or None."""
+    """Find the model, and the tag or URL of its weights, by the name of another package."""
     return _aliases().get(name.casefold())
 
 
 @functools.cache
 def _aliases() -> dict[str, tuple[str, str]]:
-    """Return the repositories of the cards' files, for those of timm also without "timm/", and the cards' aliases."""
+    """Collect the repositories of the cards' files, for those of timm also without "timm/", and the cards' aliases."""
     found: dict[str, tuple[str, str]] = {}
     for family in families():
         for row in family.weights:
@@ -168,7 +168,7 @@ def _aliases() -> dict[str, tuple[str, str]]:
 
 
 def _augreg_file(name: str) -> Weights | None:
-    """Return the weights that the name of an AugReg file stands for, with its name as tag if no card recommends it."""
+    """Find the weights of an AugReg file's name, with its name as tag if no card recommends it."""
     match = _AUGREG.fullmatch(name)
     if match is None:
         return None
@@ -185,7 +185,7 @@ def _augreg_file(name: str) -> Weights | None:
 
 
 def table(pattern: str = "*") -> list[dict[str, Any]]:
-    """Return all published weights as rows, for `pandas.DataFrame(zoo.table())`.
+    """List all published weights as rows, for `pandas.DataFrame(zoo.table())`.
 
     Nothing is built or downloaded. AugReg files that no card recommends are not included.
 
@@ -210,7 +210,7 @@ def table(pattern: str = "*") -> list[dict[str, Any]]:
 
 
 def rows(known: Card) -> list[dict[str, Any]]:
-    """Return the rows of `table` for one card."""
+    """Rows of `table` for one card."""
     return [_row(weights) for weights in known.weights.values()]
 
 
@@ -246,7 +246,7 @@ def _row(weights: Weights) -> dict[str, Any]:
 
 
 def select(model: Card, weights: str = "default") -> Weights:
-    """Return the weights with a tag ("default": the recommended ones); an unknown tag raises a ValueError."""
+    """Select the weights with a tag ("default": the recommended ones); an unknown tag raises a ValueError."""
     tag = model.default if weights == "default" else weights
     if tag not in model.weights:
         raise ValueError(f"{model.name} has the weights {list(model.weights)}. Received: weights={weights!r:.200}")
