@@ -452,6 +452,11 @@ def find_weights(path: str | os.PathLike[str]) -> Path:
     raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {names}")
 
 
+def is_keras_file(path: Path) -> bool:
+    """Recognise a file of `model.save("vit.keras")` by its name."""
+    return path.suffix.casefold() == ".keras"
+
+
 def open_files(file: Path) -> Container:
     """Open a file of weights, with all others if it is one of a checkpoint in several files."""
     first, *others = _files_of(file)

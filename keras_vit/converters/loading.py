@@ -16,12 +16,11 @@ from keras_vit import position
 from keras_vit._util.checks import given
 from keras_vit._util.text import nearest
 from keras_vit.converters.config_json import read_crop
-from keras_vit.converters.containers import KerasContainer, find_weights, read_keras_config
+from keras_vit.converters.containers import KerasContainer, find_weights, is_keras_file, read_keras_config
 from keras_vit.converters.source import (
     Checkpoint,
     check_keras_facts,
     check_size,
-    is_keras_file,
     keras_errors,
     open_checkpoint,
     saved_arguments,
@@ -206,6 +205,16 @@ def _problem(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
     return None
 
 
+def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
+    """Shape of a variable in the file, which may have another grid and another patch size."""
+    if path == PATCHES:
+        return (*file_config.patch, *shape[2:])
+    if path != POSITION:
+        return shape
+    height, width = file_config.grid
+    return (1, file_config.position_prefix_tokens + height * width, shape[-1])
+
+
 def _fits(shape: tuple[int, ...], source: Source, layout: str, expected: tuple[int, ...]) -> bool:
     """Check whether a file's tensor of this shape becomes a variable of the expected shape."""
     _, count = source.row.part
@@ -258,6 +267,18 @@ def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[in
     return tensor.reshape(shape)
 
 
+def is_finite(value: np.ndarray) -> bool:
+    """Check that every number is finite."""
+    # A sum needs no temporary array. It may overflow although every value is finite; then each value is checked.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(value.sum()) or np.isfinite(value).all())
+
+
+def as_array(variable: Any) -> np.ndarray:
+    """Convert a variable, or an array, to float32."""
+    return keras.ops.convert_to_numpy(variable).astype(np.float32)
+
+
 def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTConfig) -> np.ndarray:
     """Resize a file's value to the model's sizes; the position embedding loses zero rows that were added."""
     if path == PATCHES and value.shape[:2] != config.patch:
@@ -274,28 +295,6 @@ def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTCo
     if np.any(value[:, :count]):
         raise CheckpointError(f"notes that the first {count} rows of its position embedding are zero, and they are not")
     return value[:, count:]
-
-
-def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
-    """Shape of a variable in the file, which may have another grid and another patch size."""
-    if path == PATCHES:
-        return (*file_config.patch, *shape[2:])
-    if path != POSITION:
-        return shape
-    height, width = file_config.grid
-    return (1, file_config.position_prefix_tokens + height * width, shape[-1])
-
-
-def as_array(variable: Any) -> np.ndarray:
-    """Convert a variable, or an array, to float32."""
-    return keras.ops.convert_to_numpy(variable).astype(np.float32)
-
-
-def is_finite(value: np.ndarray) -> bool:
-    """Check that every number is finite."""
-    # A sum needs no temporary array. It may overflow although every value is finite; then each value is checked.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(value.sum()) or np.isfinite(value).all())
 
 
 # ---- models saved as .keras

@@ -1,8 +1,4 @@
-"""Open a checkpoint: recognise its format, infer its architecture from the shapes of its tensors, and check it.
-
-A file may have a note: the fields that its format has no place for, so that keras_vit reads back the same model. It is
-in the metadata of a .safetensors file or in the archive comment of an .npz file, where other readers ignore it.
-"""
+"""Open a checkpoint: recognise its format, infer its architecture from the shapes of its tensors, and check it."""
 
 import contextlib
 import dataclasses
@@ -18,11 +14,19 @@ from typing import Any, NamedTuple
 from keras_vit._util import files
 from keras_vit._util.checks import pair
 from keras_vit.converters.config_json import read_beside
-from keras_vit.converters.containers import Container, find_weights, open_container, open_files, read_keras_config
+from keras_vit.converters.containers import (
+    Container,
+    find_weights,
+    is_keras_file,
+    open_container,
+    open_files,
+    read_keras_config,
+)
 from keras_vit.converters.table import MAX_LAYERS, MatchedTensors, Table, fields_of_rows, formats, load_table
 from keras_vit.errors import CheckpointError as CheckpointError
 from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
 
+# Metadata of a file: the note, fields that its format has no place for. Other readers ignore it.
 NOTE_KEY = "keras_vit"
 ZERO_ROWS_KEY = "keras_vit_empty_rows"  # position rows of zeros were added, because the format has them
 # A model may have this many times the weights of its file, because formats leave out biases that are zero, and this
@@ -113,143 +117,6 @@ def open_checkpoint(
         yield Checkpoint(container, table, tensors, config, has_zero_rows)
 
 
-def read_config(
-    path: str | os.PathLike[str],
-    *,
-    config: ViTConfig | Mapping[str, Any] | None = None,
-    format: str | None = None,
-    num_heads: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-) -> ViTConfig:
-    """Read the architecture of a checkpoint from its headers, without the weights.
-
-    Args:
-        path: the file or folder.
-        config: facts about the file that it cannot state itself, as for `load`.
-        format: one of `formats()` or a path to a .toml table of your own; None recognises it.
-        num_heads: number of attention heads that is expected, where nothing else states it.
-        image_size: size in pixels that is wanted, where the file does not state its own.
-
-    Raises:
-        CheckpointError: the file is damaged, malicious or not a Vision Transformer.
-        FileNotFoundError: there is no such file.
-
-    Example:
-
-    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
-    >>> keras_vit.converters.read_config(path).num_layers
-    4
-    """
-    file = find_weights(path)
-    if not is_keras_file(file):
-        expected: dict[str, Any] = {"num_heads": num_heads, "wanted_size": image_size}
-        with open_checkpoint(file, facts=to_facts(config), format=format, **expected) as checkpoint:
-            return checkpoint.written
-    check_keras_facts(config=config, format=format)
-    with keras_errors(file):
-        return ViTConfig(**saved_arguments(read_keras_config(file))["config"])
-
-
-def detect(path: str | os.PathLike[str]) -> str:
-    """Recognise the format of a file or folder, and return its name.
-
-    Args:
-        path: the file, or a folder with the weights.
-
-    Raises:
-        CheckpointError: no known format has these tensor names; the message shows some of them.
-        FileNotFoundError: there is no such file.
-
-    Example:
-
-    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="big_vision")
-    >>> keras_vit.converters.detect(path)
-    'big_vision'
-    """
-    with open_files(find_weights(path)) as container:
-        return recognise(container).format
-
-
-def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Convert facts about a file to a dict."""
-    if not isinstance(config, ViTConfig | Mapping | None):
-        raise ValueError(f"config must be a ViTConfig or a dict of its fields. Received: {config!r:.200}")
-    return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
-
-
-def is_keras_file(path: Path) -> bool:
-    """Recognise a file of `model.save("vit.keras")` by its name."""
-    return path.suffix.casefold() == ".keras"
-
-
-def check_keras_facts(**facts: Any) -> None:
-    """Raise a ValueError if facts about a .keras file are given."""
-    if stated := [f"{name}={value!r:.200}" for name, value in facts.items() if value is not None]:
-        raise ValueError(f"A .keras file states everything itself. Received: {', '.join(stated)}")
-
-
-def saved_arguments(values: Mapping[str, Any], kind: str = "VisionTransformer") -> dict[str, Any]:
-    """Read the arguments of `from_config` in a .keras file's config.json; of a dtype policy only the name is used."""
-    if values.get("registered_name") != f"keras_vit>{kind}":
-        raise CheckpointError(
-            f"does not contain a {kind}. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
-        )
-    return plain_arguments(values.get("config"), kind)
-
-
-def plain_arguments(stored: Any, kind: str) -> dict[str, Any]:
-    """Check the saved result of a class's `get_config`, and replace the dtype policy by its name."""
-    match stored:
-        case {"config": dict(), "dtype": {"config": {"name": str(policy)}}, "name": str()}:
-            return {**stored, "dtype": policy}
-    raise CheckpointError(f"has a config.json that is not a {kind}'s")
-
-
-@contextlib.contextmanager
-def keras_errors(path: Path) -> Iterator[None]:
-    """Replace errors of what a .keras file describes by a CheckpointError that names the file."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: does not describe a valid model: {str(error)[:500]}") from error
-
-
-def check_size(container: Container, config: ViTConfig, *, is_size_given: bool = False) -> None:
-    """Raise a CheckpointError if a model is much larger than its file: a few bytes can describe one of any size."""
-    held = sum(math.prod(header.shape) for header in container.headers.values() if header.bytes)
-    most = _WEIGHTS_RATIO * held
-    patches = math.prod(config.grid)
-    fixed = patches * config.hidden_size if config.position == "sincos2d" else 0
-    if not is_size_given and (patches > _MAX_PATCHES or fixed > most + _SPARE_POSITIONS):
-        raise CheckpointError(
-            f"describes an image of {min(patches, 10**18)} patches, but holds {held} numbers; "
-            f"at most {_MAX_PATCHES} patches are read"
-        )
-    num_layers = max(config.num_layers, sum(config.resnet.num_layers) if config.resnet else 0)
-    needed = _least_weights(config) if num_layers <= MAX_LAYERS else most + 1
-    if needed > most:
-        raise CheckpointError(
-            f"describes a model of at least {min(needed, 10**18)} weights in {min(num_layers, 10**18)} blocks, "
-            f"but holds {held} numbers"
-        )
-
-
-def _least_weights(config: ViTConfig) -> int:
-    """Count the weights of a model's largest matrices, without starting Keras."""
-    width, resnet = config.hidden_size, config.resnet
-    learned = math.prod(config.grid) if config.position == "learned" else 0
-    block = 2 * width * config.mlp_dim + 2 * config.num_tokens * (config.tokens_mlp_dim or 0)
-    if config.has_attention:
-        block += 4 * width**2
-    around = config.num_prefix_tokens + learned + config.num_classes + (config.representation_size or 0)
-    if config.num_layers:
-        around += math.prod(config.patch) * (resnet.channels if resnet else config.num_channels)
-    units = zip(resnet.num_layers, resnet.widths, strict=True) if resnet else ()
-    return config.num_layers * block + width * around + sum(9 * number * channels**2 for number, channels in units)
-
-
 def recognise(container: Container, tower: str = "") -> Table:
     """Recognise the format of an open file by the names of its tensors."""
     tables = [load_table(name, tower) for name in formats(tower)]
@@ -267,10 +134,8 @@ def recognise(container: Container, tower: str = "") -> Table:
 
 def read_note(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Read the fields of ViTConfig in a file's note; raise a CheckpointError if the note is damaged."""
-    if NOTE_KEY not in metadata:
-        return {}
     try:
-        fields = files.parse_object(metadata[NOTE_KEY])
+        fields = files.parse_object(metadata.get(NOTE_KEY, "{}"))
         check_fields(fields)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"has a damaged note of its config: {str(error)[:200]}") from error
@@ -358,15 +223,6 @@ def read_features() -> dict[str, Any]:
     return files.read_toml(files.data_folder("converters") / "features.toml")
 
 
-def check_required(table: Table, stated: Mapping[str, Any]) -> None:
-    """Raise if neither a config.json nor the caller states a field that the tensors of a format do not tell."""
-    if unknown := [name for name in table.required if name not in stated]:
-        raise CheckpointError(
-            f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
-            f"does: pass config={{'{unknown[0]}': ...}} (--config {unknown[0]}=...)"
-        )
-
-
 def check_json(json_fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Raise if a config.json contradicts the tensors: then neither can be trusted."""
     wrong = []
@@ -379,6 +235,15 @@ def check_json(json_fields: Mapping[str, Any], known: Mapping[str, Any]) -> None
             wrong.append(f"{name} {stated!r:.80} where the tensors have {known[name]!r}")
     if wrong:
         raise CheckpointError(f"has a config.json that says {'; '.join(sorted(wrong))}")
+
+
+def check_required(table: Table, stated: Mapping[str, Any]) -> None:
+    """Raise if neither a config.json nor the caller states a field that the tensors of a format do not tell."""
+    if unknown := [name for name in table.required if name not in stated]:
+        raise CheckpointError(
+            f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
+            f"does: pass config={{'{unknown[0]}': ...}} (--config {unknown[0]}=...)"
+        )
 
 
 def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -497,3 +362,138 @@ def _probe(fields: Mapping[str, Any], **changes: Any) -> ViTConfig:
 
 def _is_square(number: int) -> bool:
     return number > 0 and math.isqrt(number) ** 2 == number
+
+
+def check_size(container: Container, config: ViTConfig, *, is_size_given: bool = False) -> None:
+    """Raise a CheckpointError if a model is much larger than its file: a few bytes can describe one of any size."""
+    held = sum(math.prod(header.shape) for header in container.headers.values() if header.bytes)
+    most = _WEIGHTS_RATIO * held
+    patches = math.prod(config.grid)
+    fixed = patches * config.hidden_size if config.position == "sincos2d" else 0
+    if not is_size_given and (patches > _MAX_PATCHES or fixed > most + _SPARE_POSITIONS):
+        raise CheckpointError(
+            f"describes an image of {min(patches, 10**18)} patches, but holds {held} numbers; "
+            f"at most {_MAX_PATCHES} patches are read"
+        )
+    num_layers = max(config.num_layers, sum(config.resnet.num_layers) if config.resnet else 0)
+    needed = _least_weights(config) if num_layers <= MAX_LAYERS else most + 1
+    if needed > most:
+        raise CheckpointError(
+            f"describes a model of at least {min(needed, 10**18)} weights in {min(num_layers, 10**18)} blocks, "
+            f"but holds {held} numbers"
+        )
+
+
+def _least_weights(config: ViTConfig) -> int:
+    """Count the weights of a model's largest matrices, without starting Keras."""
+    width, resnet = config.hidden_size, config.resnet
+    learned = math.prod(config.grid) if config.position == "learned" else 0
+    block = 2 * width * config.mlp_dim + 2 * config.num_tokens * (config.tokens_mlp_dim or 0)
+    if config.has_attention:
+        block += 4 * width**2
+    around = config.num_prefix_tokens + learned + config.num_classes + (config.representation_size or 0)
+    if config.num_layers:
+        around += math.prod(config.patch) * (resnet.channels if resnet else config.num_channels)
+    units = zip(resnet.num_layers, resnet.widths, strict=True) if resnet else ()
+    return config.num_layers * block + width * around + sum(9 * number * channels**2 for number, channels in units)
+
+
+def read_config(
+    path: str | os.PathLike[str],
+    *,
+    config: ViTConfig | Mapping[str, Any] | None = None,
+    format: str | None = None,
+    num_heads: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> ViTConfig:
+    """Read the architecture of a checkpoint from its headers, without the weights.
+
+    Args:
+        path: the file or folder.
+        config: facts about the file that it cannot state itself, as for `load`.
+        format: one of `formats()` or a path to a .toml table of your own; None recognises it.
+        num_heads: number of attention heads that is expected, where nothing else states it.
+        image_size: size in pixels that is wanted, where the file does not state its own.
+
+    Raises:
+        CheckpointError: the file is damaged, malicious or not a Vision Transformer.
+        FileNotFoundError: there is no such file.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
+    >>> keras_vit.converters.read_config(path).num_layers
+    4
+    """
+    file = find_weights(path)
+    if not is_keras_file(file):
+        expected: dict[str, Any] = {"num_heads": num_heads, "wanted_size": image_size}
+        with open_checkpoint(file, facts=to_facts(config), format=format, **expected) as checkpoint:
+            return checkpoint.written
+    check_keras_facts(config=config, format=format)
+    with keras_errors(file):
+        return ViTConfig(**saved_arguments(read_keras_config(file))["config"])
+
+
+def detect(path: str | os.PathLike[str]) -> str:
+    """Recognise the format of a file or folder, and return its name.
+
+    Args:
+        path: the file, or a folder with the weights.
+
+    Raises:
+        CheckpointError: no known format has these tensor names; the message shows some of them.
+        FileNotFoundError: there is no such file.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="big_vision")
+    >>> keras_vit.converters.detect(path)
+    'big_vision'
+    """
+    with open_files(find_weights(path)) as container:
+        return recognise(container).format
+
+
+def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Convert facts about a file to a dict."""
+    if not isinstance(config, ViTConfig | Mapping | None):
+        raise ValueError(f"config must be a ViTConfig or a dict of its fields. Received: {config!r:.200}")
+    return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
+
+
+# ---- models saved as .keras
+
+
+def check_keras_facts(**facts: Any) -> None:
+    """Raise a ValueError if facts about a .keras file are given."""
+    if stated := [f"{name}={value!r:.200}" for name, value in facts.items() if value is not None]:
+        raise ValueError(f"A .keras file states everything itself. Received: {', '.join(stated)}")
+
+
+@contextlib.contextmanager
+def keras_errors(path: Path) -> Iterator[None]:
+    """Replace errors of what a .keras file describes by a CheckpointError that names the file."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: does not describe a valid model: {str(error)[:500]}") from error
+
+
+def saved_arguments(values: Mapping[str, Any], kind: str = "VisionTransformer") -> dict[str, Any]:
+    """Read the arguments of `from_config` in a .keras file's config.json; of a dtype policy only the name is used."""
+    if values.get("registered_name") != f"keras_vit>{kind}":
+        raise CheckpointError(
+            f"does not contain a {kind}. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
+        )
+    return plain_arguments(values.get("config"), kind)
+
+
+def plain_arguments(stored: Any, kind: str) -> dict[str, Any]:
+    """Check the saved result of a class's `get_config`, and replace the dtype policy by its name."""
+    match stored:
+        case {"config": dict(), "dtype": {"config": {"name": str(policy)}}, "name": str()}:
+            return {**stored, "dtype": policy}
+    raise CheckpointError(f"has a config.json that is not a {kind}'s")

@@ -13,8 +13,15 @@ from keras_vit._util import files
 from keras_vit._util.checks import as_path, given, warn_renamed
 from keras_vit.converters import config_json, loading, source
 from keras_vit.converters.config_json import read_object
-from keras_vit.converters.containers import Container, KerasContainer, find_weights, open_files, read_keras_config
-from keras_vit.converters.source import check_size, is_keras_file, keras_errors, plain_arguments
+from keras_vit.converters.containers import (
+    Container,
+    KerasContainer,
+    find_weights,
+    is_keras_file,
+    open_files,
+    read_keras_config,
+)
+from keras_vit.converters.source import check_size, keras_errors, plain_arguments
 from keras_vit.converters.table import Table, fields_of_rows, load_table
 from keras_vit.dense.config import MapConfig, fetch_card, four_blocks, last_blocks
 from keras_vit.dense.model import DenseModel
@@ -280,7 +287,7 @@ def load(
         warn_renamed("accept_licence", "accept_license")
         accept_license = accept_license or accept_licence
     file = find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)
-    if source.is_keras_file(file):
+    if is_keras_file(file):
         return _load_keras(file, backbone)
     if isinstance(backbone, str | os.PathLike):
         backbone = _load_backbone(Path(backbone))

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from keras_vit.converters.config_json import read_beside
-from keras_vit.converters.containers import Container, find_weights, open_files
+from keras_vit.converters.containers import Container, find_weights, is_keras_file, open_files
 from keras_vit.converters.loading import (
     assign_tensors,
     check_tensors,
@@ -24,7 +24,6 @@ from keras_vit.converters.source import (
     check_keras_facts,
     check_required,
     find_num_heads,
-    is_keras_file,
     recognise,
 )
 from keras_vit.converters.table import MAX_LAYERS, Table, load_table

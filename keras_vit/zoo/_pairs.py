@@ -50,7 +50,7 @@ def text_encoder(
     """
     from keras_vit import text
     from keras_vit._util.downloads import fetch
-    from keras_vit.converters.source import is_keras_file
+    from keras_vit.converters.containers import is_keras_file
 
     resolved = resolve(name_or_path, weights)
     row = resolved.published

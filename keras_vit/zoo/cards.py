@@ -238,6 +238,12 @@ class Family(NamedTuple):
     weights: tuple[Weights, ...]
 
 
+@functools.cache
+def families() -> tuple[Family, ...]:
+    """Read all files zoo/*.toml, once."""
+    return tuple(read_family(path) for path in sorted(data_folder("zoo").glob("*.toml")))
+
+
 def read_family(path: str | Path) -> Family:
     """Read and check a .toml file of cards (zoo/README.md); one CardError lists everything that is wrong."""
     table = read_toml(path)
@@ -263,10 +269,12 @@ def read_family(path: str | Path) -> Family:
     return Family(table=table, weights=tuple(rows))
 
 
-@functools.cache
-def families() -> tuple[Family, ...]:
-    """Read all files zoo/*.toml, once."""
-    return tuple(read_family(path) for path in sorted(data_folder("zoo").glob("*.toml")))
+def _accuracy_problems(family: Mapping[str, Any], where: str) -> Iterator[str]:
+    for tag, stated in family["weights"].items():
+        for index, entry in enumerate(stated.get("accuracy", [])):
+            place = f"{where}.weights.{tag}.accuracy[{index}].values"
+            for name in sorted(set(entry["values"]) - set(stated["files"])):
+                yield f"{place} names {name!r:.200}, which has no file in {where}.weights.{tag}.files"
 
 
 def make_weights(
@@ -312,11 +320,3 @@ def _check_weights(weights: Weights, *, own: bool) -> None:
         )
     if weights.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", weights.sha256):
         raise ValueError(f"sha256 must be 64 digits of 0-9 and a-f. Received: {weights.sha256!r:.200}")
-
-
-def _accuracy_problems(family: Mapping[str, Any], where: str) -> Iterator[str]:
-    for tag, stated in family["weights"].items():
-        for index, entry in enumerate(stated.get("accuracy", [])):
-            place = f"{where}.weights.{tag}.accuracy[{index}].values"
-            for name in sorted(set(entry["values"]) - set(stated["files"])):
-                yield f"{place} names {name!r:.200}, which has no file in {where}.weights.{tag}.files"

@@ -80,32 +80,6 @@ class Card:
         return "\n\n".join(blocks)
 
 
-def names(pattern: str = "*") -> list[str]:
-    """List the models that have published weights, grouped by family: first the ViTs.
-
-    Args:
-        pattern: shell pattern such as "B/*" or "r50*", in any case and any spelling of the names, those of other
-            packages included ("vit_base_patch16_224"). Text without "*", "?" or "[" may also be part of a name.
-
-    Returns:
-        Canonical names, in each family in natural order, B/8 before B/16.
-
-    Example:
-        >>> keras_vit.zoo.names("B/*")
-        ['ViT-B/8', 'ViT-B/16', 'ViT-B/32']
-    """
-    check_texts(pattern=pattern)
-    known = _by_spelling()
-    matching = {name for spelling, name in known.items() if fnmatchcase(spelling, pattern.casefold())}
-    if not matching and not glob.has_magic(pattern):
-        found = _find(pattern)
-        if found in _cards():
-            return [found]
-        part = f"{found.rpartition('/')[0]}/" if found else pattern  # the other models of a size without weights
-        matching = {name for spelling, name in known.items() if part.casefold() in spelling}
-    return sorted(matching, key=_order)
-
-
 def card(name: str) -> Card:
     """Look up the card of a model: its published weights with files, accuracies and sources.
 
@@ -141,32 +115,6 @@ def card(name: str) -> Card:
     raise UnknownModelError(f"{problem}; {offer}. Received: {name!r:.200}")
 
 
-def _find(name: str) -> str | None:
-    """Find the model or architecture of a name, in any spelling and with any separators."""
-    known = _by_spelling()
-    with contextlib.suppress(ValueError):
-        return known.get(name.casefold()) or known.get(_joined(name)) or canonical_name(name)
-    return None
-
-
-def alias(name: str) -> tuple[str, str] | None:
-    """Find the model, and the tag or URL of its weights, by the name of another package."""
-    return _aliases().get(name.casefold())
-
-
-@functools.cache
-def _aliases() -> dict[str, tuple[str, str]]:
-    """Collect the repositories of the cards' files, for those of timm also without "timm/", and the cards' aliases."""
-    found: dict[str, tuple[str, str]] = {}
-    for family in families():
-        for row in family.weights:
-            if hub := re.fullmatch(r"hf://((?:timm/)?(.+?))/[^/]+", row.url or ""):
-                found |= dict.fromkeys(map(str.casefold, hub.groups()), (row.architecture, row.tag))
-        for name, stated in family.table.get("aliases", {}).items():
-            found[name.casefold()] = stated["model"], stated["weights"]
-    return found
-
-
 def _augreg_file(name: str) -> Weights | None:
     """Find the weights of an AugReg file's name, with its name as tag if no card recommends it."""
     match = _AUGREG.fullmatch(name)
@@ -182,6 +130,134 @@ def _augreg_file(name: str) -> Weights | None:
     labels, num_classes = _AUGREG_CLASSES.get((match["tuned"] or match["data"]).casefold(), (None, None))
     stated = {"rank": 1, "image_size": int(match["size"] or 224), "labels": labels, "num_classes": num_classes}
     return make_weights(family.table, stem, architecture, stated, {"file": f"{stem}.npz"})
+
+
+def _find(name: str) -> str | None:
+    """Find the model or architecture of a name, in any spelling and with any separators."""
+    known = _by_spelling()
+    with contextlib.suppress(ValueError):
+        return known.get(name.casefold()) or known.get(_joined(name)) or canonical_name(name)
+    return None
+
+
+def alias(name: str) -> tuple[str, str] | None:
+    """Find the model, and the tag or URL of its weights, by the name of another package."""
+    return _aliases().get(name.casefold())
+
+
+def select(model: Card, weights: str = "default") -> Weights:
+    """Select the weights with a tag ("default": the recommended ones); an unknown tag raises a ValueError."""
+    tag = model.default if weights == "default" else weights
+    if tag not in model.weights:
+        raise ValueError(f"{model.name} has the weights {list(model.weights)}. Received: weights={weights!r:.200}")
+    return model.weights[tag]
+
+
+def _by_spelling() -> dict[str, str]:
+    known = {spelling: model for spelling, (model, _) in _aliases().items() if model in _cards()}
+    return known | {spelling: name for name in _cards() for spelling in _spellings(name)}
+
+
+@functools.cache
+def _aliases() -> dict[str, tuple[str, str]]:
+    """Collect the repositories of the cards' files, for those of timm also without "timm/", and the cards' aliases."""
+    found: dict[str, tuple[str, str]] = {}
+    for family in families():
+        for row in family.weights:
+            if hub := re.fullmatch(r"hf://((?:timm/)?(.+?))/[^/]+", row.url or ""):
+                found |= dict.fromkeys(map(str.casefold, hub.groups()), (row.architecture, row.tag))
+        for name, stated in family.table.get("aliases", {}).items():
+            found[name.casefold()] = stated["model"], stated["weights"]
+    return found
+
+
+def _spellings(name: str) -> list[str]:
+    short = name.replace("ViT-", "")
+    plain = [spelling.replace("/", "_") for spelling in (name, short)]
+    return [spelling.casefold() for spelling in (name, short, *plain, plain[1].replace("+", "_"), _joined(name))]
+
+
+def _joined(name: str) -> str:
+    return re.sub(r"[-_/ ]", "", name).casefold()
+
+
+@functools.cache
+def _cards() -> dict[str, Card]:
+    return gather([weights for family in families() for weights in family.weights])
+
+
+def gather(rows: Sequence[Weights]) -> dict[str, Card]:
+    """Group weights into one card per model; a tag or rank that a model has twice raises a CardError."""
+    grouped: dict[str, dict[str, Weights]] = {}
+    for weights in sorted(rows, key=lambda weights: weights.rank):
+        model = grouped.setdefault(weights.architecture, {})
+        for other in model.values():
+            if weights.tag == other.tag or weights.rank == other.rank:
+                raise CardError(
+                    f"{weights.architecture} lists two weight files with the same tag or rank: "
+                    + " and ".join(f"{w.base}{w.file} (tag {w.tag!r}, rank {w.rank})" for w in (other, weights))
+                )
+        model[weights.tag] = weights
+    return {name: Card(name, model) for name, model in grouped.items()}
+
+
+# ---- all cards of a file or of the zoo
+
+
+def read_cards(path: str | os.PathLike[str]) -> dict[str, Card]:
+    """Read and check a .toml file of cards, such as one that you write for your own weights.
+
+    Args:
+        path: the file; zoo/README.md describes it.
+
+    Returns:
+        The card of each model in the file, by name.
+
+    Raises:
+        CardError: the file is not a valid card; the message lists everything that is wrong.
+
+    Example:
+        >>> from pathlib import Path
+        >>> text = '[weights]'
+        >>> _ = Path("mine.toml").write_text(text)
+        >>> keras_vit.zoo.read_cards("mine.toml")
+        Traceback (most recent call last):
+        ...
+        keras_vit.errors.CardError: mine.toml is not a valid model card: ...
+    """
+    return gather(read_family(Path(path)).weights)
+
+
+def names(pattern: str = "*") -> list[str]:
+    """List the models that have published weights, grouped by family: first the ViTs.
+
+    Args:
+        pattern: shell pattern such as "B/*" or "r50*", in any case and any spelling of the names, those of other
+            packages included ("vit_base_patch16_224"). Text without "*", "?" or "[" may also be part of a name.
+
+    Returns:
+        Canonical names, in each family in natural order, B/8 before B/16.
+
+    Example:
+        >>> keras_vit.zoo.names("B/*")
+        ['ViT-B/8', 'ViT-B/16', 'ViT-B/32']
+    """
+    check_texts(pattern=pattern)
+    known = _by_spelling()
+    matching = {name for spelling, name in known.items() if fnmatchcase(spelling, pattern.casefold())}
+    if not matching and not glob.has_magic(pattern):
+        found = _find(pattern)
+        if found in _cards():
+            return [found]
+        part = f"{found.rpartition('/')[0]}/" if found else pattern  # the other models of a size without weights
+        matching = {name for spelling, name in known.items() if part.casefold() in spelling}
+    return sorted(matching, key=_order)
+
+
+def _order(name: str) -> tuple[bool, str, list[tuple[str, int]]]:
+    family = _cards()[name].family
+    natural = [(text, int(digits or 0)) for text, digits in re.findall(r"(\D+)(\d*)", name)]
+    return family != "ViT", family.casefold(), natural
 
 
 def table(pattern: str = "*") -> list[dict[str, Any]]:
@@ -243,76 +319,3 @@ def _row(weights: Weights) -> dict[str, Any]:
         "license": weights.license,
         "load": f"keras_vit.zoo.load({arguments})",
     }
-
-
-def select(model: Card, weights: str = "default") -> Weights:
-    """Select the weights with a tag ("default": the recommended ones); an unknown tag raises a ValueError."""
-    tag = model.default if weights == "default" else weights
-    if tag not in model.weights:
-        raise ValueError(f"{model.name} has the weights {list(model.weights)}. Received: weights={weights!r:.200}")
-    return model.weights[tag]
-
-
-@functools.cache
-def _cards() -> dict[str, Card]:
-    return gather([weights for family in families() for weights in family.weights])
-
-
-def read_cards(path: str | os.PathLike[str]) -> dict[str, Card]:
-    """Read and check a .toml file of cards, such as one that you write for your own weights.
-
-    Args:
-        path: the file; zoo/README.md describes it.
-
-    Returns:
-        The card of each model in the file, by name.
-
-    Raises:
-        CardError: the file is not a valid card; the message lists everything that is wrong.
-
-    Example:
-        >>> from pathlib import Path
-        >>> text = '[weights]'
-        >>> _ = Path("mine.toml").write_text(text)
-        >>> keras_vit.zoo.read_cards("mine.toml")
-        Traceback (most recent call last):
-        ...
-        keras_vit.errors.CardError: mine.toml is not a valid model card: ...
-    """
-    return gather(read_family(Path(path)).weights)
-
-
-def _by_spelling() -> dict[str, str]:
-    known = {spelling: model for spelling, (model, _) in _aliases().items() if model in _cards()}
-    return known | {spelling: name for name in _cards() for spelling in _spellings(name)}
-
-
-def gather(rows: Sequence[Weights]) -> dict[str, Card]:
-    """Group weights into one card per model; a tag or rank that a model has twice raises a CardError."""
-    grouped: dict[str, dict[str, Weights]] = {}
-    for weights in sorted(rows, key=lambda weights: weights.rank):
-        model = grouped.setdefault(weights.architecture, {})
-        for other in model.values():
-            if weights.tag == other.tag or weights.rank == other.rank:
-                raise CardError(
-                    f"{weights.architecture} lists two weight files with the same tag or rank: "
-                    + " and ".join(f"{w.base}{w.file} (tag {w.tag!r}, rank {w.rank})" for w in (other, weights))
-                )
-        model[weights.tag] = weights
-    return {name: Card(name, model) for name, model in grouped.items()}
-
-
-def _spellings(name: str) -> list[str]:
-    short = name.replace("ViT-", "")
-    plain = [spelling.replace("/", "_") for spelling in (name, short)]
-    return [spelling.casefold() for spelling in (name, short, *plain, plain[1].replace("+", "_"), _joined(name))]
-
-
-def _joined(name: str) -> str:
-    return re.sub(r"[-_/ ]", "", name).casefold()
-
-
-def _order(name: str) -> tuple[bool, str, list[tuple[str, int]]]:
-    family = _cards()[name].family
-    natural = [(text, int(digits or 0)) for text, digits in re.findall(r"(\D+)(\d*)", name)]
-    return family != "ViT", family.casefold(), natural

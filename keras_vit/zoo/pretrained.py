@@ -237,9 +237,9 @@ def load_resolved(
         from keras_vit.model.vision_transformer import VisionTransformer
 
         return VisionTransformer(_random_config(expected, changes), dtype=dtype)
-    from keras_vit.converters.containers import find_weights
+    from keras_vit.converters.containers import find_weights, is_keras_file
     from keras_vit.converters.loading import build
-    from keras_vit.converters.source import is_keras_file, open_checkpoint
+    from keras_vit.converters.source import open_checkpoint
 
     path = fetch_source(resolved)
     if is_keras_file(find_weights(path)):  # states everything itself
