@@ -14,7 +14,7 @@ from keras_vit.export.modes import load_mode
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
 from keras_vit.train import recipe
-from keras_vit.zoo import catalogue
+from keras_vit.zoo import cards, catalogue
 from keras_vit.zoo.cards import Family, Weights, read_family
 from marks import full_except
 from test_parameter_counts import OFFICIAL
@@ -94,7 +94,7 @@ def test_the_published_size_is_that_of_the_parameters_stated() -> None:
 
 
 def test_the_embedded_weights_lie_in_the_zoo_and_every_reported_accuracy_is_on_a_card() -> None:
-    weights = catalogue.select(catalogue.card("digits"))
+    weights = cards.select(cards.card("digits"))
     assert weights.url is None
     assert Path(weights.location) == files.data_folder("zoo") / "weights" / "digits.npz"
     for path in FAMILIES:
@@ -166,7 +166,7 @@ def test_two_families_may_not_claim_the_same_tag_or_rank(tmp_path: Path) -> None
     for second in (CARD.replace("rank = 1", "rank = 2"), CARD.replace("weights.mine", "weights.other")):
         rows = [*read_text(tmp_path, CARD).weights, *read_text(tmp_path, second).weights]
         with pytest.raises(CardError, match="same tag or rank"):
-            catalogue.gather(rows)
+            cards.gather(rows)
 
 
 # ---- any table in a TOML file

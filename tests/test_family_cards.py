@@ -15,7 +15,7 @@ from keras_vit import VisionTransformer, converters, zoo
 from keras_vit._util import downloads
 from keras_vit.errors import FileUnavailableError, LicenseError
 from keras_vit.model.cost import count
-from keras_vit.zoo import catalogue, pretrained
+from keras_vit.zoo import cards, pretrained
 from marks import full_except
 from model_weights import assert_same_bits, values
 from tiny_models import randomised
@@ -113,9 +113,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> Visio
     row = zoo.card("DINOv3-B/16").weights["timm-lvd1689m"]
     sizes: dict[str, Any] = {"hidden_size": 32, "mlp_dim": 64, "num_heads": 2, "num_layers": 1}
     row = dataclasses.replace(row, config={**row.config, **sizes}, image_size=32)
-    monkeypatch.setattr(
-        catalogue, "_cards", lambda: {row.architecture: catalogue.Card(row.architecture, {"small": row})}
-    )
+    monkeypatch.setattr(cards, "all_cards", lambda: {row.architecture: cards.Card(row.architecture, {"small": row})})
     model = randomised(VisionTransformer(row.whole_config()))
     folder = tmp_path / "mirror" / Path(row.file).parent
     folder.mkdir(parents=True)

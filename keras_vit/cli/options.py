@@ -53,11 +53,11 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_weights(context: typer.Context, incomplete: str) -> list[str]:
     """Complete a tag of the model that is on the line; of any model before there is one."""
-    from keras_vit.zoo import catalogue
+    from keras_vit.zoo import cards, catalogue
 
     model = context.params.get("model") or context.params.get("name")
     try:
-        tags = catalogue.card(model).weights if model else [row["weights"] for row in catalogue.table()]
+        tags = cards.card(model).weights if model else [row["weights"] for row in catalogue.table()]
     except ValueError:  # a file has no card
         return []
     return _starting_with(incomplete, dict.fromkeys(tags))

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 from keras_vit._util.checks import as_path, given, warn_renamed
 from keras_vit.errors import FileUnavailableError, UnknownModelError
 from keras_vit.model import labels
-from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
-from keras_vit.model.sizes import canonical_name
-from keras_vit.zoo.cards import Weights
-from keras_vit.zoo.catalogue import Card, alias, card, select
+from keras_vit.model.config import Preprocessing, ViTConfig, canonical_name, check_fields
+from keras_vit.zoo.cards import Card, Weights, alias, card, select
 
 if TYPE_CHECKING:
     from keras_vit.dense.model import DenseModel
