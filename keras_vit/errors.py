@@ -15,7 +15,7 @@ __all__ = [
     "DownloadError",
     "FileUnavailableError",
     "KerasViTError",
-    "LicenceError",
+    "LicenseError",
     "UnknownModelError",
     "VerificationError",
 ]
@@ -37,7 +37,7 @@ class FileUnavailableError(DownloadError):
     """The file does not exist at its source, access is denied, or the package is offline."""
 
 
-class LicenceError(KerasViTError, PermissionError):
+class LicenseError(KerasViTError, PermissionError):
     """The publisher's own terms must be accepted before the file is downloaded; the message has their address."""
 
 
@@ -55,3 +55,9 @@ class VerificationError(KerasViTError, ValueError):
 
 class DivergedError(KerasViTError, ArithmeticError):
     """Training ended because a loss, gradient or weight is not finite."""
+
+
+def __getattr__(name: str) -> type[KerasViTError]:
+    if name == "LicenceError":  # the earlier spelling, accepted in this version
+        return LicenseError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -142,7 +142,7 @@ def sincos2d(
 
 
 def _floats(values: npt.ArrayLike, name: str, method: str) -> np.ndarray:
-    """Return values as an array, after checking their dtype and the method that will resize them."""
+    """Convert values to an array; check their dtype and the method that will resize them."""
     array = np.asarray(values)
     if not isinstance(method, str) or method not in _MATRICES:
         raise ValueError(
@@ -200,24 +200,24 @@ def _bicubic(new: int, old: int, *, offset: float = 0.0) -> Matrix:
 
 
 def _antialiased(new: int, old: int, kernel: Callable[[Matrix], Matrix]) -> Matrix:
-    """Return the matrix of a kernel that widens when the grid shrinks."""
+    """Matrix of a kernel that widens when the grid shrinks."""
     return kernel_matrix(_half_pixel(new, old), old, kernel, widening=max(old / new, 1.0))
 
 
 def axis_matrix(new: int, old: int, *, method: str) -> Matrix:
-    """Return the matrix, float64 (new, old), by which `resize` multiplies one axis of a grid."""
+    """Matrix, float64 (new, old), by which `resize` multiplies one axis of a grid."""
     return _MATRICES[method](new, old)
 
 
 def kernel_matrix(positions: Matrix, old: int, kernel: Callable[[Matrix], Matrix], *, widening: float) -> Matrix:
-    """Return the matrix that interpolates `old` values at positions with a kernel of the distance, made wider."""
+    """Matrix that interpolates `old` values at positions with a kernel of the distance, made wider."""
     matrix = kernel((positions[:, None] - np.arange(old)) / widening)
     # Values beyond the border do not exist: the remaining weights are scaled to sum to one.
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
 def _half_pixel(new: int, old: int, *, offset: float = 0.0) -> Matrix:
-    """Return the positions of the centres of `new` patches among `old` ones, whose centres are 0 .. old - 1.
+    """Positions of the centres of `new` patches among `old` ones, whose centres are 0 .. old - 1.
 
     `offset` is added to the number of new patches where it gives the scale (dinov2/models/vision_transformer.py).
     """

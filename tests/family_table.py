@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit import ViTConfig, zoo
-from keras_vit.converters import layout
-from keras_vit.converters.saving import plan_file
+from keras_vit.converters.saving import plan_file, written_config
 from keras_vit.converters.table import formats, load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.model.cost import symbolic_model
@@ -65,7 +64,7 @@ def _inexact(config: ViTConfig, format: str) -> tuple[str, ...] | None:
     sample = config.replace(num_layers=min(config.num_layers, 1))
     table = load_table(format)
     with contextlib.suppress(CheckpointError):
-        written = layout.written_config(sample, table, _shapes(sample))
+        written = written_config(sample, table, _shapes(sample))
         return plan_file(written, _shapes(written), table).inexact
     return None
 

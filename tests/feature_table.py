@@ -74,9 +74,9 @@ def _allows(table: Table, field: str, values: set[object]) -> bool:
     """Return whether the format has one of the values by default, by its tensors or by its config.json."""
     if field in ("final_norm",) and any(("final_norm", "pooled") in row.only_if for row in table.rows):
         return True
-    absent = {facts[field] for facts in table.meaning.without.values() if field in facts}
+    absent = {facts[field] for facts in table.without.values() if field in facts}
     said = {value for value in values if _says(table, field, value)}
-    means = {table.meaning.config[field]} if field in table.meaning.config else set() if said else values
+    means = {table.config[field]} if field in table.config else set() if said else values
     return bool(values & (means | said | absent))
 
 

@@ -52,7 +52,7 @@ def rendered_families() -> str:
         found = [each for each in row["accuracy"] if each["dataset"] == "imagenet2012"]
         how = found[-1]["metric"].replace("top-1", "").strip(" ,") if found else ""
         accuracy = f"{found[-1]['value']:.1f} %{f' ({how})' if how else ''}" if found else "-"
-        facts = (f"`{name}`", f"{row['parameters'] / 1e6:.0f} M", str(row["image_size"]), accuracy, row["licence"])
+        facts = (f"`{name}`", f"{row['parameters'] / 1e6:.0f} M", str(row["image_size"]), accuracy, row["license"])
         lines.append(f"| {' | '.join((*facts, purpose))} |\n")
     return "".join(lines)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.converters.assign import variables_by_path
+from keras_vit.converters.loading import variables_by_path
 
 
 def values(model: Any) -> dict[str, np.ndarray]:

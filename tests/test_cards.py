@@ -14,7 +14,7 @@ from keras_vit.export.modes import load_mode
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
 from keras_vit.train import recipe
-from keras_vit.zoo import catalogue
+from keras_vit.zoo import cards, catalogue
 from keras_vit.zoo.cards import Family, Weights, read_family
 from marks import full_except
 from test_parameter_counts import OFFICIAL
@@ -27,7 +27,7 @@ BACKBONES = {name.replace("_", "/"): headless for name, (_, headless, _) in OFFI
 
 CARD = """
 title = "Mine"
-licence = "MIT"
+license = "MIT"
 source = "me"
 base = "https://example.org/"
 paper = { title = "None", arxiv = "0000.00000" }
@@ -94,7 +94,7 @@ def test_the_published_size_is_that_of_the_parameters_stated() -> None:
 
 
 def test_the_embedded_weights_lie_in_the_zoo_and_every_reported_accuracy_is_on_a_card() -> None:
-    weights = catalogue.select(catalogue.card("digits"))
+    weights = cards.select(cards.card("digits"))
     assert weights.url is None
     assert Path(weights.location) == files.data_folder("zoo") / "weights" / "digits.npz"
     for path in FAMILIES:
@@ -148,9 +148,14 @@ def test_a_typing_error_in_a_card_is_one_clear_error(tmp_path: Path) -> None:
         read_text(tmp_path, CARD + "=")
 
 
+def test_a_card_may_still_spell_its_license_as_in_the_last_version(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="license"):
+        read_text(tmp_path, CARD.replace("license =", "licence ="))
+
+
 def test_all_errors_in_a_card_are_told_together_and_each_once(tmp_path: Path) -> None:
     with pytest.raises(CardError, match="'licens'.*'fle'"):
-        read_text(tmp_path, CARD.replace("licence", "licens").replace("file =", "fle ="))
+        read_text(tmp_path, CARD.replace("license", "licens").replace("file =", "fle ="))
     two = CARD.replace("[[weights", '"ViT-L/16" = { file = "l16.npz" }\n[[weights')
     with pytest.raises(CardError) as error:
         read_text(tmp_path, two.replace("squash", "squish"))
@@ -161,7 +166,7 @@ def test_two_families_may_not_claim_the_same_tag_or_rank(tmp_path: Path) -> None
     for second in (CARD.replace("rank = 1", "rank = 2"), CARD.replace("weights.mine", "weights.other")):
         rows = [*read_text(tmp_path, CARD).weights, *read_text(tmp_path, second).weights]
         with pytest.raises(CardError, match="same tag or rank"):
-            catalogue.gather(rows)
+            cards.gather(rows)
 
 
 # ---- any table in a TOML file

@@ -9,8 +9,8 @@ from keras_vit import zoo
 from keras_vit._util import files
 from keras_vit.errors import UnknownModelError
 from keras_vit.model import labels
-from keras_vit.model.sizes import SIZES, architecture, canonical_name
-from keras_vit.zoo import catalogue, pretrained
+from keras_vit.model.config import SIZES, architecture_fields, canonical_name
+from keras_vit.zoo import cards, catalogue, pretrained
 from keras_vit.zoo.cards import Accuracy, Weights, families, read_family
 
 EVERY_FILE = [weights for path in files.data_folder("zoo").glob("*.toml") for weights in read_family(path).weights]
@@ -78,7 +78,7 @@ FINE_TUNED = f"{AUGREG}--imagenet2012-steps_20k-lr_0.03-res_384"
 
 
 def find(name: str, weights: str = "default") -> Weights:
-    return catalogue.select(catalogue.card(name), weights)
+    return cards.select(cards.card(name), weights)
 
 
 # ---- architectures
@@ -100,10 +100,10 @@ def test_what_is_no_architecture_is_refused_and_the_nearest_is_offered() -> None
 
 def test_an_official_name_stands_for_its_official_sizes() -> None:
     fields = ("hidden_size", "num_layers", "mlp_dim", "num_heads")
-    assert {size: tuple(architecture(f"{size}/16")[name] for name in fields) for size in SIZES} == BIG_VISION
+    assert {size: tuple(architecture_fields(f"{size}/16")[name] for name in fields) for size in SIZES} == BIG_VISION
     found = {}
     for name in OFFICIAL:
-        stated = architecture(name)
+        stated = architecture_fields(name)
         resnet = stated.get("resnet")
         found[name] = (stated["patch_size"], resnet and resnet["num_layers"], stated["dropout_rate"])
     assert found == OFFICIAL
@@ -113,7 +113,7 @@ def test_an_official_name_stands_for_its_official_sizes() -> None:
 
 
 def test_the_vits_are_in_natural_order_and_their_default_is_the_recommended_file() -> None:
-    found = {name: catalogue.card(name).default for name in catalogue.names() if catalogue.card(name).family == "ViT"}
+    found = {name: cards.card(name).default for name in catalogue.names() if cards.card(name).family == "ViT"}
     assert found == DEFAULTS
     assert list(found) == list(DEFAULTS)
     assert all(find(name) is find(name, tag) for name, tag in DEFAULTS.items())
@@ -135,7 +135,7 @@ def test_a_pattern_or_part_of_a_name_lists_models() -> None:
     }.items():
         assert zoo.names(pattern) == expected
     assert {"ViT-B/16", "DINOv2-B/14", "MAE-B/16"} <= set(zoo.names("vit_base"))
-    assert [catalogue.card(name).name for name in ("b/16", "vit-DIGITS")] == ["ViT-B/16", "ViT-digits"]
+    assert [cards.card(name).name for name in ("b/16", "vit-DIGITS")] == ["ViT-B/16", "ViT-digits"]
 
 
 def test_an_unknown_name_or_tag_is_answered_with_the_nearest() -> None:
@@ -147,15 +147,15 @@ def test_an_unknown_name_or_tag_is_answered_with_the_nearest() -> None:
         "google/vit-bass-patch16-224": "ViT-B/16",
     }.items():
         with pytest.raises(UnknownModelError, match="nearest are") as error:
-            catalogue.card(name)
+            cards.card(name)
         assert repr(nearest) in str(error.value)
     with pytest.raises(UnknownModelError) as error:
-        catalogue.card("qqqq")
+        cards.card("qqqq")
     assert all(repr(name) in str(error.value) for name in DEFAULTS)
     with pytest.raises(ValueError, match="nearest are .*Received: 'X_16'"):
-        catalogue.card(FINE_TUNED.replace("B_16", "X_16"))
+        cards.card(FINE_TUNED.replace("B_16", "X_16"))
     with pytest.raises(UnknownModelError, match="ViT-g/14 has no published weights"):
-        catalogue.card("g/14")
+        cards.card("g/14")
     with pytest.raises(ValueError, match="'sam', 'gsam'.*Received: weights='imagenet'"):
         find("B/16", "imagenet")
 
@@ -173,7 +173,7 @@ def test_a_name_of_the_augreg_pattern_is_a_file_of_the_bucket() -> None:
             assert (found.num_classes, found.labels) == (None, None)  # only the file states them
     for wrong in (FINE_TUNED.replace("-wd_0.1", ""), f"{FINE_TUNED}-again", f"{AUGREG}-imagenet2012"):
         with pytest.raises(UnknownModelError):
-            catalogue.card(wrong)
+            cards.card(wrong)
 
 
 def test_an_augreg_name_tells_resolution_and_classes() -> None:
@@ -199,7 +199,7 @@ ALIASES = {
 def test_a_name_of_another_package_stands_for_its_own_weights() -> None:
     for family in families():
         for name, stated in family.table.get("aliases", {}).items():
-            assert catalogue.alias(name) == (stated["model"], stated["weights"])
+            assert cards.alias(name) == (stated["model"], stated["weights"])
             assert stated["weights"] in zoo.card(stated["model"]).weights or stated["weights"].startswith("hf://")
     for name, (model, weights) in ALIASES.items():
         assert zoo.card(name).name == model
@@ -225,7 +225,7 @@ def test_the_table_has_a_row_for_every_file_and_says_what_the_cards_say() -> Non
     assert json.loads(json.dumps(rows)) == rows
     for row in rows:
         weights = find(row["name"], row["weights"])
-        same = ("image_size", "num_classes", "file", "url", "licence")
+        same = ("image_size", "num_classes", "file", "url", "license")
         assert {name: row[name] for name in same} == {name: getattr(weights, name) for name in same}
         assert [Accuracy(**stated) for stated in row["accuracy"]] == list(weights.accuracy)
         assert row["paper"] == str(weights.paper)
@@ -233,7 +233,7 @@ def test_the_table_has_a_row_for_every_file_and_says_what_the_cards_say() -> Non
         assert ast.unparse(call.func) == "keras_vit.zoo.load"
         name, *_ = map(ast.literal_eval, call.args)
         chosen = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        assert chosen.pop("accept_licence", False) == (weights.terms is not None)
+        assert chosen.pop("accept_license", False) == (weights.terms is not None)
         assert find(name, **chosen) is weights
 
 

@@ -23,7 +23,7 @@ from keras_vit._util import files
 from keras_vit._util.progress import timed
 from keras_vit.batch.folder import open_folder
 from keras_vit.cli import demo, show
-from keras_vit.zoo import catalogue, pretrained
+from keras_vit.zoo import cards, catalogue, pretrained
 from package_source import ROOT, TREES
 from test_parameter_counts import OFFICIAL
 
@@ -80,9 +80,9 @@ def test_list_has_every_model_and_its_weights() -> None:
     rows = json.loads(run("list", "*", "--json"))
     assert [row["name"] for row in rows] == catalogue.names()
     for row in rows:
-        card = catalogue.card(row["name"])
+        card = cards.card(row["name"])
         assert (row["family"], row["default"], row["weights"][0]) == (card.family, card.default, card.default)
-        assert row["parameters"] > 0 and row["image_size"] >= 32 and row["licence"]
+        assert row["parameters"] > 0 and row["image_size"] >= 32 and row["license"]
 
 
 def test_a_pattern_that_nothing_matches_lists_nothing() -> None:
@@ -123,7 +123,7 @@ def test_the_parts_of_a_summary_are_the_whole_model() -> None:
 def test_a_summary_is_of_the_default_weights_and_followed_by_the_card() -> None:
     printed = run("show", "B/16")
     assert printed.splitlines()[0] == "ViT-B/16 at 384 x 384, augreg-imagenet21k+imagenet2012"
-    assert printed.endswith(f"\n\n{catalogue.card('B/16')}\n")
+    assert printed.endswith(f"\n\n{cards.card('B/16')}\n")
     for said in ("86,859,496", "12 x attention, 12 heads of 64", "MLP, 3,072 wide, gelu_tanh", "24 x 24 patches"):
         assert said in printed
     assert shown("B/16")["weights"] == json.loads(json.dumps(zoo.table("B/16")))
@@ -133,9 +133,9 @@ def test_a_summary_is_of_the_default_weights_and_followed_by_the_card() -> None:
 
 
 def test_a_summary_fits_a_terminal() -> None:
-    one_of_each_family = {catalogue.card(name).family: name for name in reversed(catalogue.names())}
+    one_of_each_family = {cards.card(name).family: name for name in reversed(catalogue.names())}
     for name in one_of_each_family.values():
-        card = catalogue.card(name)
+        card = cards.card(name)
         weights = card.weights[card.default]
         lines = show.summary(weights, weights.whole_config()).splitlines()
         assert max(map(len, lines)) <= 100, name
@@ -182,7 +182,7 @@ def test_predict_without_a_head_says_embed_before_anything_is_loaded(
 
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
     zoo.load("digits", num_classes=0).save(tmp_path / "headless.keras")
-    monkeypatch.setattr(pretrained, "load_choice", load)
+    monkeypatch.setattr(pretrained, "load_resolved", load)
     for model in (str(tmp_path / "headless.keras"), "DINOv2-B/14"):
         message = fails(monkeypatch, "predict", model, tmp_path / "a.png")
         assert f"{model} has no head for classes" in message and f"keras-vit embed {model} IMAGES" in message
@@ -294,7 +294,7 @@ def test_all_commands_agree_whether_a_text_is_a_name_a_path_or_a_url(
     open_folder(tmp_path / "vectors", facts, {"working_folder": str(tmp_path)})
     monkeypatch.chdir(tmp_path)
 
-    def fetched(choice: pretrained.Choice) -> Path:
+    def fetched(choice: pretrained.ResolvedModel) -> Path:
         raise ValueError(f"loads {choice.source}")
 
     monkeypatch.setattr(pretrained, "fetch_source", fetched)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from keras_vit import position
-from keras_vit.model.config import POSITION_METHODS, Preprocessing, ViTConfig, check_fields
-from keras_vit.model.sizes import HYBRIDS, SIZES
+from keras_vit.model.config import HYBRIDS, POSITION_METHODS, SIZES, Preprocessing, ViTConfig, check_fields
 from keras_vit.model.vision_transformer import VisionTransformer
 from tiny_models import FAMILIES, VARIANTS, tiny
 

@@ -17,7 +17,8 @@ import safetensors
 import safetensors.numpy
 
 from keras_vit import converters
-from keras_vit.converters.containers import CheckpointError, Header, open_container, write_npz, write_safetensors
+from keras_vit.converters.containers import CheckpointError, Header, open_container
+from keras_vit.converters.saving import write_npz, write_safetensors
 from model_weights import assert_same_bits, values
 from tiny_models import built
 

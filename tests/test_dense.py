@@ -191,7 +191,7 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def test_published_files_with_terms_are_downloaded_only_if_one_accepts_them() -> None:
-    with pytest.raises(errors.LicenceError, match=r"CC-BY-NC-4.0.*accept_licence=True"):
+    with pytest.raises(errors.LicenseError, match=r"CC-BY-NC-4.0.*accept_license=True"):
         dense.load("Depth-Anything-V2-B")
     free = {card.name for card in dense.cards().values() if card.terms is None}
     assert {"Depth-Anything-V2-S", "Depth-Anything-V1-L", "DPT-L"} <= free

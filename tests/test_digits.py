@@ -13,9 +13,9 @@ from sklearn.datasets import load_digits
 
 from keras_vit import converters, digits
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.zoo import catalogue
+from keras_vit.zoo import cards
 
-CARD = catalogue.select(catalogue.card("ViT-digits"))
+CARD = cards.select(cards.card("ViT-digits"))
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_digits.py"
 HELD_OUT = "e61346609b6b015fad5e5839bb40cb5b4199d1d9e0acafe2d882975c4ae03c80"
 LARGER = 48  # 1.5 times the training size

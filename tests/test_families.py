@@ -138,7 +138,7 @@ def preprocessing_of(name: str) -> Preprocessing:
     if source.startswith("huggingface"):
         values = {"preprocessor": json.loads((FOLDER / name / "preprocessor_config.json").read_text())}
     fields = {} if table.json is None else table.json.read(values).get("preprocessing", {})
-    return dataclasses.replace(table.meaning.defaults.get("preprocessing", Preprocessing()), **fields)
+    return dataclasses.replace(table.defaults.get("preprocessing", Preprocessing()), **fields)
 
 
 @pytest.mark.parametrize("name", PREPROCESS)
@@ -192,7 +192,7 @@ def test_a_processors_sizes_are_those_of_its_class() -> None:
                 table.json.read({"preprocessor": values})
             continue
         read = table.json.read({"preprocessor": values})["preprocessing"]
-        found = dataclasses.replace(table.meaning.defaults["preprocessing"], **read)
+        found = dataclasses.replace(table.defaults["preprocessing"], **read)
         assert {name: getattr(found, name) for name in want} == want
 
 

@@ -13,9 +13,9 @@ import family_table
 from command_line import fails, run
 from keras_vit import VisionTransformer, converters, zoo
 from keras_vit._util import downloads
-from keras_vit.errors import FileUnavailableError, LicenceError
+from keras_vit.errors import FileUnavailableError, LicenseError
 from keras_vit.model.cost import count
-from keras_vit.zoo import catalogue, pretrained
+from keras_vit.zoo import cards, pretrained
 from marks import full_except
 from model_weights import assert_same_bits, values
 from tiny_models import randomised
@@ -98,10 +98,10 @@ def test_families_follow_each_other_and_the_vits_come_first() -> None:
 
 def test_licences_are_those_of_the_publishers() -> None:
     rows = {zoo.card(name).family: zoo.card(name).weights.values() for name in zoo.names()}
-    assert {row.licence for row in rows["MAE"]} == {"CC-BY-NC-4.0"}
+    assert {row.license for row in rows["MAE"]} == {"CC-BY-NC-4.0"}
     assert "does not allow commercial use" in str(zoo.card("MAE-B/16"))
     assert {family for family, weights in rows.items() if any(row.terms for row in weights)} == {"DINOv3"}
-    assert "--accept-licence" in str(zoo.card("DINOv3-B/16"))
+    assert "--accept-license" in str(zoo.card("DINOv3-B/16"))
 
 
 # ---- files
@@ -113,9 +113,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> Visio
     row = zoo.card("DINOv3-B/16").weights["timm-lvd1689m"]
     sizes: dict[str, Any] = {"hidden_size": 32, "mlp_dim": 64, "num_heads": 2, "num_layers": 1}
     row = dataclasses.replace(row, config={**row.config, **sizes}, image_size=32)
-    monkeypatch.setattr(
-        catalogue, "_cards", lambda: {row.architecture: catalogue.Card(row.architecture, {"small": row})}
-    )
+    monkeypatch.setattr(cards, "all_cards", lambda: {row.architecture: cards.Card(row.architecture, {"small": row})})
     model = randomised(VisionTransformer(row.whole_config()))
     folder = tmp_path / "mirror" / Path(row.file).parent
     folder.mkdir(parents=True)
@@ -125,16 +123,18 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> Visio
 
 
 def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionTransformer, tmp_path: Path) -> None:
-    with pytest.raises(LicenceError, match="DINOv3 License.*https://ai.meta.com/.*accept_licence=True"):
+    with pytest.raises(LicenseError, match="DINOv3 License.*https://ai.meta.com/.*accept_license=True"):
         zoo.load("DINOv3-B/16")
-    model = zoo.load("DINOv3-B/16", accept_licence=True)
+    model = zoo.load("DINOv3-B/16", accept_license=True)
     assert_same_bits(values(model), values(small))
     assert model.config.preprocessing == small.config.preprocessing
-    assert zoo.load("DINOv3-B/16", weights=None, accept_licence=False).config.rotary_theta == 100.0  # no download
+    with pytest.warns(DeprecationWarning, match="accept_licence is now spelled accept_license"):
+        assert_same_bits(values(zoo.load("DINOv3-B/16", accept_licence=True)), values(small))
+    assert zoo.load("DINOv3-B/16", weights=None, accept_license=False).config.rotary_theta == 100.0  # no download
     (config,) = (tmp_path / "mirror").rglob("config.json")
     config.unlink()
     with pytest.raises(FileUnavailableError, match=r"config\.json"):  # a file of the hub needs it
-        zoo.load("DINOv3-B/16", accept_licence=True)
+        zoo.load("DINOv3-B/16", accept_license=True)
 
 
 def test_a_file_that_was_downloaded_once_needs_no_acceptance(small: VisionTransformer, monkeypatch: Any) -> None:
@@ -147,7 +147,7 @@ def test_the_command_line_asks_likewise(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ("convert", "DINOv3-B/16", "out", "--to", "timm_eva")
-    assert "if you accept them, load it with accept_licence=True (--accept-licence)" in fails(monkeypatch, *arguments)
+    assert "if you accept them, load it with accept_license=True (--accept-license)" in fails(monkeypatch, *arguments)
     assert not Path("out").exists()
     run(*arguments, "--accept-licence")
     assert_same_bits(values(converters.load("out")), values(small))

@@ -24,8 +24,9 @@ import safetensors.numpy
 
 import reference_cases as reference
 from keras_vit import converters
-from keras_vit.converters.config_json import KEY
-from keras_vit.converters.containers import open_container, write_npz
+from keras_vit.converters.containers import open_container
+from keras_vit.converters.saving import write_npz
+from keras_vit.converters.source import NOTE_KEY
 from model_weights import values
 
 KERAS = Path(__file__).parent / "data" / "saved" / "model.keras"
@@ -222,7 +223,7 @@ def test_a_damaged_note_in_the_comment_is_refused(tmp_path: Path) -> None:
         '{"num_layers": 1000000000}': "describe",
         '{"image_size": [100000, 100000]}': "describe|patches",
     }.items():
-        refuse(google(tmp_path, lambda _: None, **{KEY: note}), reason)
+        refuse(google(tmp_path, lambda _: None, **{NOTE_KEY: note}), reason)
 
 
 def described(folder: Path, config: str | bytes) -> Path:

@@ -91,7 +91,7 @@ def test_a_text_tower_is_left_out_by_name() -> None:
     with pytest.warns(UserWarning, match=r"other parts .* not read: b \(1\), t \(1\), txt \(\d+\)"):
         converters.load(path_of("bv_siglip2"))
     with open_checkpoint(path_of("bv_siglip_head")) as checkpoint:
-        assert {name.partition("/")[0] for name in checkpoint.match.other_parts} == {"b", "t", "txt"}
+        assert {name.partition("/")[0] for name in checkpoint.tensors.other_parts} == {"b", "t", "txt"}
 
 
 # ---- FlexiViT
@@ -276,7 +276,7 @@ def test_a_file_with_numbered_layers_is_read_like_the_published_ones(tmp_path: P
     np.savez(tmp_path / "numbered.npz", **tensors)
     with open_checkpoint(tmp_path / "numbered.npz") as numbered, open_checkpoint(path_of("bit_npz")) as published:
         assert numbered.config == published.config
-        assert numbered.match.sources.keys() == published.match.sources.keys()
-        for variable, source in numbered.match.sources.items():
-            same = published.container.read(published.match.sources[variable].tensor)
+        assert numbered.tensors.sources.keys() == published.tensors.sources.keys()
+        for variable, source in numbered.tensors.sources.items():
+            same = published.container.read(published.tensors.sources[variable].tensor)
             assert np.array_equal(numbered.container.read(source.tensor), same)

@@ -1,8 +1,7 @@
 """The exact number of parameters of every official model, as in the published files; test_plan.py compares them."""
 
-from keras_vit.model.config import ViTConfig
+from keras_vit.model.config import SIZES, ViTConfig
 from keras_vit.model.cost import count
-from keras_vit.model.sizes import SIZES
 
 # name: with 1000 classes at 224 pixels, without the head, with 1000 classes at 384 pixels
 OFFICIAL = {

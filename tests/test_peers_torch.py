@@ -121,7 +121,7 @@ def check_name(name: str) -> None:
     except CheckpointError:
         assert name in cases.NOT_READ or name.startswith(cases.NOT_READ_KINDS)
         return
-    assert not set(table.meaning.required) - said.keys(), name  # else such a file is refused
+    assert not set(table.required) - said.keys(), name  # else such a file is refused
     assert (getattr(theirs, "rope", None) is None) == ("rotary_theta" not in said), name
     said = fields_of_rows(source.row for source in match.sources.values()) | said
     block, pool = theirs.blocks[0], theirs.attn_pool
@@ -130,6 +130,6 @@ def check_name(name: str) -> None:
     assert said.get("num_heads") in (block.attn.num_heads, None if name.startswith(("test_", "flexivit_")) else ()), (
         name
     )
-    assert {said.get("norm_epsilon", table.meaning.config["norm_epsilon"])} == {norm.eps for norm in norms}, name
+    assert {said.get("norm_epsilon", table.config["norm_epsilon"])} == {norm.eps for norm in norms}, name
     assert said.get("activation", "gelu_erf") == activations[type(block.mlp.act).__name__], name
     assert pool is None or (pool.num_heads, pool.norm.eps) == (block.attn.num_heads, block.norm1.eps), name

@@ -16,7 +16,7 @@ from keras_vit.errors import CheckpointError
 from keras_vit.train import prepare, probe
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.few_shots import STRENGTHS, LeastSquares, cross_validate
-from keras_vit.zoo.pretrained import Choice
+from keras_vit.zoo.pretrained import ResolvedModel
 from model_weights import assert_same_bits, values
 from refusals import unrefused
 from tiny_models import randomised, tiny
@@ -114,7 +114,7 @@ def test_a_recipe_chooses_what_suits_few_and_small_images_and_says_so(tmp_path: 
     assert "batch_size 16 in place of 512, steps 138 in place of 500" in said[0]
     stated = recipe.replace(batch_size=64, steps=500)
     assert prepare.fit_length(stated, data, replicas=2, say=said.append) is stated
-    large, file = tiny(image_size=518, patch_size=14), Choice(source="dinov2.safetensors")
+    large, file = tiny(image_size=518, patch_size=14), ResolvedModel(source="dinov2.safetensors")
     own_size = train.recipe("finetune-photos")
     assert prepare.fit_size(own_size, file, large, data, say=said.append).image_size == 224
     assert said[-1].startswith("images have about 260 pixels a side: trained at 224, not at 518.")

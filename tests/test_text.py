@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from keras_vit import converters, text, zoo
 from keras_vit._util import downloads
-from keras_vit.converters import assign
-from keras_vit.converters.containers import write_npz
+from keras_vit.converters import loading
+from keras_vit.converters.saving import collect, write_npz
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.export.exported import load_exported
@@ -214,9 +214,9 @@ def test_an_app_gets_a_tokenizer_and_a_test_vector(tmp_path: Path) -> None:
 def test_the_zoo_finds_the_text_tower_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = small_encoder("tok_siglip", logit_scale=2.0, logit_bias=-3.0, **SIGLIP)
     table = load_table("big_vision", "text")
-    values = assign.variables_by_path(encoder) | {"logit_scale": np.float32(2.0), "logit_bias": np.float32(-3.0)}
+    values = loading.variables_by_path(encoder) | {"logit_scale": np.float32(2.0), "logit_bias": np.float32(-3.0)}
     sources = {name: table.tensor_of(name, encoder.config.to_dict()) for name in values}
-    files = {"npz": write_npz(tmp_path / "siglip.npz", assign.collect(values, sources, table))}
+    files = {"npz": write_npz(tmp_path / "siglip.npz", collect(values, sources, table))}
     files["model"] = Path(shutil.copy(FOLDER / "tok_siglip" / "spiece.model", tmp_path))
     fetched = []
 

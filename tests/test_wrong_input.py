@@ -15,7 +15,7 @@ import reference_cases as reference
 from keras_vit import ViTConfig, batch, converters, dense, errors, export, position, text, train, visualize, zoo
 from keras_vit._util import files
 from keras_vit.batch._embed import _parse_shard
-from keras_vit.converters import assign
+from keras_vit.converters import loading
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CardError
 from keras_vit.zoo.cards import read_family
@@ -30,13 +30,13 @@ SCALE = "Transformer/encoderblock_2/LayerNorm_0/scale"
 def assigned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record each assignment of weights to a model."""
     seen: list[str] = []
-    assign_all = assign.assign
+    assign_all = loading.assign_tensors
 
     def watched(*args: Any, **options: Any) -> None:
         seen.append("a model")
         assign_all(*args, **options)
 
-    monkeypatch.setattr(assign, "assign", watched)
+    monkeypatch.setattr(loading, "assign_tensors", watched)
     return seen
 
 
@@ -200,7 +200,7 @@ def test_a_table_or_card_with_a_typo_is_refused_where_it_stands(tmp_path: Path) 
         ("block{s}/unit{u}/conv{k}/kernel", "block{s}/unit{u}/conv1/kernel", "placeholders"),
         ("prefixes = [", "prefixes = ", "mine.toml"),
         ("hidden_size", "hiden_size", "hiden_size"),
-        ("licence", "license", "license"),
+        ("license", "licens", "license"),
         ("image_size = ", 'image_size = "a" #', "image_size"),
         ("hidden_size = 64\n", "", "No architecture has this name.*'ViT-digits'"),
     ):

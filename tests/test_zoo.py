@@ -15,10 +15,10 @@ import pytest
 
 from file_server import FileServer, Served
 from keras_vit import VisionTransformer, ViTConfig, converters, zoo
-from keras_vit.converters.assign import variables_by_path as weights_of
+from keras_vit.converters.loading import variables_by_path as weights_of
 from keras_vit.errors import DownloadError
 from keras_vit.model import layers
-from keras_vit.zoo import catalogue, pretrained
+from keras_vit.zoo import cards, catalogue, pretrained
 from marks import full_except
 from model_weights import values
 from tiny_models import built
@@ -31,7 +31,7 @@ QUICK = {("R26+ViT-S/32", TUNED_TAG), ("ViT-S/16", "gsam")}
 FILES = [
     (name, tag)
     for name in catalogue.names()
-    for tag, row in catalogue.card(name).weights.items()
+    for tag, row in cards.card(name).weights.items()
     if row.base.startswith("gs://vit_models/")
 ]
 TI = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
@@ -59,7 +59,7 @@ def filled(config: ViTConfig) -> VisionTransformer:
 def test_every_published_file_comes_and_goes_to_the_bit(
     name: str, tag: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = catalogue.card(name).weights[tag]
+    row = cards.card(name).weights[tag]
     config = ViTConfig.from_name(name, **row.facts)
     path = tmp_path / row.base.removeprefix("gs://") / row.file
     path.parent.mkdir(parents=True)
@@ -95,8 +95,8 @@ def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 PUBLISHED = f"gs://vit_models/augreg/{TI}.npz"
 SPECS: list[tuple[Any, str | None, str]] = [
     # what is asked for, name of the model, source
-    ("digits", "ViT-digits", catalogue.select(catalogue.card("digits")).location),  # although there is such a folder
-    ("b16", "ViT-B/16", catalogue.select(catalogue.card("B/16")).location),
+    ("digits", "ViT-digits", cards.select(cards.card("digits")).location),  # although there is such a folder
+    ("b16", "ViT-B/16", cards.select(cards.card("B/16")).location),
     ("./digits", None, "./digits"),
     ("digits/", None, "digits/"),
     (Path("digits"), None, "digits"),
@@ -186,7 +186,7 @@ def test_load_takes_a_file_a_folder_and_a_path_as_the_converters_do(tmp_path: Pa
 
 def test_what_describes_a_file_is_refused_with_a_name() -> None:
     with pytest.raises(ValueError, match=r"ViT-digits is a model of the zoo.*'config'.*num_heads"):
-        pretrained.load_choice(pretrained.resolve("digits"), config={"num_heads": 4}, format=None)
+        pretrained.load_resolved(pretrained.resolve("digits"), config={"num_heads": 4}, format=None)
 
 
 # ---- loading files
@@ -226,7 +226,7 @@ def web(server: FileServer, files: Path, hundred: Path, cache: Path) -> str:
 
 
 def test_the_name_of_a_model_or_of_its_file_loads_it(mirror: Path) -> None:
-    preprocessing = catalogue.select(catalogue.card("Ti/16")).preprocessing
+    preprocessing = cards.select(cards.card("Ti/16")).preprocessing
     for name in ("TI_16", f"{TUNED.upper()}.npz"):
         model = zoo.load(name)
         assert (model.config.size, model.config.labels) == ((384, 384), "imagenet2012")

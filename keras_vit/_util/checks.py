@@ -11,6 +11,7 @@ import errno
 import functools
 import math
 import os
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ class Rule:
         return self.kinds == (int, float)
 
     def problems(self, value: Any, where: str) -> Iterator[str]:
-        """Yield a sentence for each thing that is wrong with a value; `where` is its name or place."""
+        """Describe each error of a value in a sentence; `where` is its name or place."""
         if value is None and self.is_optional:
             return
         value = list(value) if isinstance(value, tuple) else value
@@ -113,9 +114,9 @@ class Rule:
 
 @functools.cache
 def field_rules(cls: type) -> dict[str, Rule]:
-    """Return the rule of each annotated field of a dataclass or TypedDict, by name, in order."""
+    """Read the rules of the annotated fields of a dataclass or TypedDict, by name, in order."""
     hints = get_type_hints(cls, include_extras=True)
-    names = [one.name for one in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else list(hints)
+    names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else list(hints)
     return {name: Rule.from_type(hints[name]) for name in names}
 
 
@@ -125,7 +126,7 @@ def option(default: Any, help: str, **how: Any) -> Any:
 
 
 def option_names(cls: type) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields that `option` describes."""
+    """Names of a dataclass's fields that `option` describes."""
     return tuple(field.name for field in dataclasses.fields(cls) if "help" in field.metadata)
 
 
@@ -135,7 +136,9 @@ def _required(cls: Any) -> list[str]:
         hints = get_type_hints(cls, include_extras=True)
         return [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]
     missing = dataclasses.MISSING
-    return [one.name for one in dataclasses.fields(cls) if one.default is missing and one.default_factory is missing]
+    return [
+        field.name for field in dataclasses.fields(cls) if field.default is missing and field.default_factory is missing
+    ]
 
 
 def table_problems(table: Any, cls: Any, where: str, *, given: Collection[str] = ()) -> Iterator[str]:
@@ -168,7 +171,7 @@ class Checked:
         for name in rules:
             self._set(name, as_python(getattr(self, name)))  # JSON has no NumPy numbers
         self._convert()
-        wrong = [each for name, rule in rules.items() for each in rule.problems(getattr(self, name), name)]
+        wrong = [problem for name, rule in rules.items() for problem in rule.problems(getattr(self, name), name)]
         if wrong := wrong or list(self._conflicts()):
             raise ValueError(f"{cls.__name__}: " + "; ".join(wrong))
         for name, rule in rules.items():
@@ -185,7 +188,7 @@ class Checked:
         """Convert other spellings of values, before they are checked."""
 
     def _conflicts(self) -> Iterator[str]:
-        """Yield a sentence for each combination of values that is not accepted."""
+        """Describe each combination of values that is not accepted in a sentence."""
         yield from ()
 
 
@@ -199,7 +202,7 @@ def as_python(value: Any) -> Any:
 
 
 def check_depth(value: Any, where: str) -> Any:
-    """Return a value read from TOML or JSON, or raise a ValueError if it is nested too deeply."""
+    """Raise a ValueError if a value read from TOML or JSON is nested too deeply, else return it."""
     inner = [value]
     for _ in range(MAX_DEPTH):
         tables = [list(outer.values()) if isinstance(outer, dict) else outer for outer in inner]
@@ -210,7 +213,7 @@ def check_depth(value: Any, where: str) -> Any:
 
 
 def _is_inside(value: float, interval: str) -> bool:
-    """Return whether a number lies in an interval such as "(0, 1]"."""
+    """Check whether a number is in an interval such as "(0, 1]"."""
     low, high = (float(bound) for bound in interval[1:-1].split(","))
     return (
         math.isfinite(value)
@@ -220,7 +223,7 @@ def _is_inside(value: float, interval: str) -> bool:
 
 
 def is_count(value: Any, *, least: int) -> bool:
-    """Return whether a value is an integer of at least `least`; NumPy's integers are accepted, booleans are not."""
+    """Check for an integer of at least `least`; NumPy's integers are accepted, booleans are not."""
     return not isinstance(value, bool) and hasattr(value, "__index__") and int(value) >= least
 
 
@@ -239,7 +242,7 @@ def check_texts(**texts: Any) -> None:
 
 
 def as_path(value: Any, name: str) -> str:
-    """Return a path or URL, a string or a pathlib.Path, as a string; raise a ValueError for what no file is called."""
+    """Convert a path or URL to a string; raise a ValueError for a name that no file can have."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
         raise ValueError(f"{name} must be a string or a pathlib.Path. Received: {value!r:.200}")
@@ -255,8 +258,14 @@ def as_path(value: Any, name: str) -> str:
 
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments that are not None."""
+    """Select the arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def warn_renamed(earlier: str, name: str, *, stacklevel: int = 3) -> None:
+    """Warn that an earlier spelling, such as `accept_licence`, is accepted for the last time in this version."""
+    text = f"keras_vit: {earlier} is now spelled {name}. The next version accepts only {name}."
+    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -266,7 +275,7 @@ def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def pair(value: Any, name: str) -> tuple[int, int]:
-    """Return an int or (height, width) as (height, width), or raise a ValueError."""
+    """Convert an int or (height, width) to (height, width), or raise a ValueError."""
     sides = (value, value) if is_count(value, least=1) else value
     if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(is_count(side, least=1) for side in sides):
         raise ValueError(f"{name} must be an integer >= 1 or (height, width). Received: {value!r:.200}")

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from keras_vit._util.files import replacing
 from keras_vit._util.progress import counter
-from keras_vit.errors import DownloadError, FileUnavailableError, LicenceError
+from keras_vit.errors import DownloadError, FileUnavailableError, LicenseError
 
 HUB_SOURCE = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)/(?P<path>[^@]+)(@(?P<revision>.+))?")
 WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body|script)\b", re.IGNORECASE)
@@ -44,14 +44,14 @@ class Remote(NamedTuple):
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloaded files, which may not exist yet."""
+    """Folder for downloaded files, which may not exist yet."""
     if folder := os.environ.get("KERAS_VIT_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
 
 
 def fetch(source: str, *, sha256: str | None = None) -> Path:
-    """Return the local path of a file, after downloading and verifying it if needed.
+    """Download and verify a file if needed; return its local path.
 
     `source` is a local path, or a `file://`, `https://`, `http://`, `gs://` or `hf://` URL, which may end in
     `#sha256=<hex>`. A file that cannot be downloaded or has another SHA-256 raises a DownloadError; a missing local
@@ -72,17 +72,17 @@ def fetch(source: str, *, sha256: str | None = None) -> Path:
     return _verified(local, known)
 
 
-def check_licence(source: str, name: str, licence: str, terms: str | None, *, is_accepted: bool) -> None:
-    """Raise a LicenceError for a remote file with terms that are not accepted, unless there is a copy of it already."""
+def check_license(source: str, name: str, license: str, terms: str | None, *, is_accepted: bool) -> None:
+    """Raise a LicenseError for a remote file with terms that are not accepted, unless there is a copy of it already."""
     if terms and not is_accepted and not _is_cached(source):
-        raise LicenceError(
-            f"{name} has terms of its own ({licence}): read {terms} and, if you accept them, load it with "
-            "accept_licence=True (--accept-licence)."
+        raise LicenseError(
+            f"{name} has terms of its own ({license}): read {terms} and, if you accept them, load it with "
+            "accept_license=True (--accept-license)."
         )
 
 
 def _is_cached(source: str) -> bool:
-    """Return whether the copy of a remote file is in the cache, or in the hub's."""
+    """Look for a copy of a remote file in the cache, or in the hub's."""
     if (hub := HUB_SOURCE.fullmatch(source)) and not os.environ.get("KERAS_VIT_MIRROR"):
         from huggingface_hub import try_to_load_from_cache
 
@@ -91,14 +91,14 @@ def _is_cached(source: str) -> bool:
 
 
 def _local_path(source: str) -> Path | None:
-    """Return a source or mirror as a local path; None if it is remote."""
+    """Convert a source or mirror to a local path; None if it is remote."""
     if source.startswith("file://"):
         return Path(url2pathname(urlsplit(source).path))
     return None if "://" in source else Path(source).expanduser()
 
 
 def _locate(source: str) -> Remote:
-    """Return the URL of a remote source and the path of its copy, always inside the cache folder."""
+    """Find the URL of a remote source and the path of its copy, always inside the cache folder."""
     scheme, _, rest = source.partition("://")
     if scheme == "gs":
         return _locate(f"https://storage.googleapis.com/{quote(rest)}")
@@ -126,7 +126,7 @@ def _locate(source: str) -> Remote:
 
 
 def _fetch_remote(remote: Remote, sha256: str | None) -> Path:
-    """Return a remote file from, in this order, a mirror folder, the cache, the hub, a mirror's URL or its own URL."""
+    """Get a remote file from, in this order, a mirror folder, the cache, the hub, a mirror's URL or its own URL."""
     mirror = os.environ.get("KERAS_VIT_MIRROR", "").rstrip("/")
     folder = _local_path(mirror) if mirror else None
     copies = [folder / path for path in remote.mirrored] if folder is not None else []
@@ -166,7 +166,7 @@ def _no_connection(host: str | None) -> str:
 
 
 def _from_hub(remote: Remote) -> Path:
-    """Return a file of the Hugging Face Hub, cached and verified by the hub's own package."""
+    """Get a file of the Hugging Face Hub, cached and verified by the hub's own package."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -284,7 +284,7 @@ def _transfer(url: str, part: Path, sha256: str | None) -> str | None:
 
 
 def _verify(path: Path, name: str, sha256: str | None, md5: str | None = None) -> str:
-    """Return the SHA-256 of a file; raise a DownloadError if it is a web page or not the expected file."""
+    """Compute the SHA-256 of a file; raise a DownloadError if it is a web page or not the expected file."""
     with path.open("rb") as file:
         is_page = WEB_PAGE.match(file.read(512))
         file.seek(0)
@@ -303,7 +303,7 @@ def _verify(path: Path, name: str, sha256: str | None, md5: str | None = None) -
 
 
 def _verified(path: Path, sha256: str | None) -> Path:
-    """Return a path, after checking the SHA-256 if there is one."""
+    """Check the SHA-256 of a file, if one is known."""
     if sha256:
         _verify(path, str(path), sha256)
     return path
@@ -321,7 +321,7 @@ def _write_pin(path: Path, file: Path, sha256: str) -> None:
 
 
 def _is_intact(path: Path, sha256: str | None) -> bool:
-    """Return whether a cached file is intact: by its pin if that fits, else by verifying it, which pins it again."""
+    """Check a cached file: by its pin if that fits, else by verifying it, which pins it again."""
     if not path.is_file():
         return False
     pin = _pin(path).read_text().split() if _pin(path).exists() else []

@@ -42,7 +42,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def data_folder(name: str) -> Path:
-    """Return the data folder "zoo" or "converters" of the installed package, or else of the checkout."""
+    """Find the data folder "zoo" or "converters" of the installed package, or else of the checkout."""
     places = [PACKAGE / "_installed" / name, PACKAGE.parent / name]
     for place in places:
         if place.is_dir():
@@ -96,12 +96,12 @@ CHUNK = 1 << 20
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file with this name is an image."""
+    """Recognise an image file by its name."""
     return name.lower().endswith(SUFFIXES)
 
 
 def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = None) -> list[str]:
-    """Return the image files among files, folders (with their sub-folders) and patterns such as "photos/*.jpg".
+    """List the image files among files, folders (with their sub-folders) and patterns such as "photos/*.jpg".
 
     A named file is returned whatever its suffix, and a URL as it is; files of folders and patterns are sorted, without
     hidden ones and other suffixes. `most` limits the files of a folder or pattern to so many, evenly chosen.
@@ -114,7 +114,7 @@ def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = N
 
 
 def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the files as `image_files` does; raise a ValueError if all of them are empty."""
+    """List files as `image_files` does; raise a ValueError if all of them are empty."""
     files = image_files(paths)
     if not any("://" in file or Path(file).expanduser().stat().st_size for file in files):
         raise ValueError(f"{files[0]!r} is empty: it contains no image")
@@ -122,7 +122,7 @@ def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def expand(path: str, is_wanted: Callable[[str], bool] = is_image) -> list[str]:
-    """Return the files of a path or pattern as `image_files` does; `is_wanted` takes the name of a file."""
+    """List the files of a path or pattern as `image_files` does; `is_wanted` takes the name of a file."""
     place = Path(as_path(path, "an image file")).expanduser()
     if "://" in path or place.is_file():
         return [path]
@@ -139,7 +139,7 @@ def expand(path: str, is_wanted: Callable[[str], bool] = is_image) -> list[str]:
 
 
 def walk(places: Iterable[Path], is_wanted: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the wanted, visible files of folders, sorted, and files themselves; warn about what is left out."""
+    """Iterate over the wanted, visible files of folders, sorted, and files themselves; warn about those left out."""
     left_out: list[str] = []
     for folder, inner, names in itertools.chain.from_iterable(map(_visible, places)):
         wanted = [folder / name for name in names if is_wanted(name)]
@@ -159,7 +159,7 @@ def walk(places: Iterable[Path], is_wanted: Callable[[str], bool]) -> Iterator[s
 
 
 def _visible(place: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder as `os.walk` does, sorted and without hidden names; a file as the only one of its folder."""
+    """Walk folders as `os.walk` does, sorted and without hidden names; a file is the only one of its folder."""
     if not place.is_dir():
         yield place.parent, [], [place.name]
         return
@@ -173,7 +173,7 @@ def _raise(error: OSError) -> None:
 
 
 def read_file(name: str, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a local image file; raise an error if it is a folder, a device, too large or missing."""
+    """Read a local image file; raise an error if it is a folder, a device, too large or missing."""
     path = Path(as_path(name, "an image file")).expanduser()
     if path.is_dir():
         raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
@@ -190,7 +190,7 @@ def read_file(name: str, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def read_limited(file: Any, name: str, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the rest of an open file in binary mode; raise a ValueError if it has more bytes."""
+    """Read the rest of an open file in binary mode; raise a ValueError if it has more bytes."""
     parts, size = [], 0
     while part := file.read(CHUNK):
         parts.append(bytes(part))
@@ -214,7 +214,7 @@ HEAD, TAIL = 12, 4  # bytes before a record (its length, and a checksum) and aft
 
 
 def count_records(path: str) -> tuple[int, str | None]:
-    """Return the number of records that fit into the file, and what is wrong with the next one, if there is one."""
+    """Count the records that fit into the file; return the error of the next one as well, if there is one."""
     opened: Any
     if "://" in path:
         import tensorflow as tf
@@ -242,7 +242,7 @@ MAX_PREFIX = 32  # letters of the final name in the temporary one, so that this 
 
 @contextlib.contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yield a path in a temporary folder beside `path`, to which the block moves its result.
+    """Make a temporary folder beside `path`, from which the block moves its result.
 
     The folder is removed at the end. A VerificationError and the error of a full disk name the final path.
     """

@@ -34,7 +34,7 @@ COLOURS = {
 
 @functools.cache
 def environment(**filters: Callable[..., Any]) -> jinja2.Environment:
-    """Return the jinja2 environment of the templates beside this module, with filters."""
+    """Jinja2 environment of the templates beside this module, with filters."""
     import jinja2
 
     made = jinja2.Environment(
@@ -51,12 +51,12 @@ def environment(**filters: Callable[..., Any]) -> jinja2.Environment:
 
 
 def facts(title: str, values: Mapping[str, Any]) -> str:
-    """Return names and values as an HTML table under a title; values that are None are left out."""
+    """Format names and values as an HTML table under a title, without those that are None."""
     return environment().get_template("facts.html").render(title=title, values=values)
 
 
 def data_uri(pixels: np.ndarray) -> str:
-    """Return uint8 pixels as a data URI: as PNG, or as JPEG if that is smaller and nothing is transparent."""
+    """Encode uint8 pixels as a data URI: as PNG, or as JPEG if that is smaller and nothing is transparent."""
     from PIL import Image
 
     picture = Image.fromarray(pixels)
@@ -73,7 +73,7 @@ def data_uri(pixels: np.ndarray) -> str:
 
 
 def thumbnail(pixels: np.ndarray, side: int) -> np.ndarray:
-    """Return an image whose longer side has at most `side` pixels: the image itself if it is no larger."""
+    """Shrink an image until its longer side has at most `side` pixels."""
     import numpy as np
     from PIL import Image
 
@@ -83,7 +83,7 @@ def thumbnail(pixels: np.ndarray, side: int) -> np.ndarray:
 
 
 def svg(figure: Any, alt: str) -> Markup:
-    """Return a figure in light colours as inline SVG in the page's own colours; `alt` says what it shows."""
+    """Convert a figure in light colours to inline SVG in the page's own colours, with an `alt` text."""
     import matplotlib
 
     buffer = io.StringIO()

@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 def track(items: Iterable[Item], description: str, *, total: int | None = None, show: bool = True) -> Iterator[Item]:
-    """Yield the items, and advance a bar with each; `total` defaults to `len(items)` if they have one."""
+    """Iterate over items with a progress bar; `total` defaults to `len(items)` if they have one."""
     length = total if total is not None else len(items) if isinstance(items, Sized) else None
     with counter(description, total=length, show=show) as advance:
         for item in items:
@@ -74,7 +74,7 @@ Result = TypeVar("Result")
 
 
 def timed(function: Callable[..., Result], *arguments: Any) -> tuple[Result, float]:
-    """Return what a function returns, and the seconds that the call took."""
+    """Call a function; return its result and the seconds it took."""
     start = time.perf_counter()
     result = function(*arguments)
     return result, time.perf_counter() - start

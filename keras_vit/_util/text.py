@@ -14,31 +14,31 @@ GRAPH_NAMES = re.compile(
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return at most `count` known names with a similarity of at least `cutoff` (0..1), the best first."""
+    """Find at most `count` known names with a similarity of at least `cutoff` (0..1), the best first."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=cutoff)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: "the nearest is 'digits'", or all known names."""
+    """End an error about an unknown name: "the nearest is 'digits'", or all known names."""
     known = list(known)
     found = nearest(name, known)
     return f"the nearest is {found[0]!r}" if found else f"known are {sorted(known)}"
 
 
 def abbreviated(names: Sequence[str], count: int = 5) -> str:
-    """Return the first names and the number of the others; bytes of file names that are not valid UTF-8 are escaped."""
+    """List the first names and count the others; bytes of file names that are not valid UTF-8 are escaped."""
     text = ", ".join(names[:count]) + (f" and {len(names) - count:,} more" if len(names) > count else "")
     return escaped(text)
 
 
 def error_reason(text: str) -> str:
-    """Return the first line of a message of TensorFlow without the names of functions and operations around it."""
+    """Shorten a message of TensorFlow to its first line, without the names of functions and operations."""
     lines = (line.strip() for line in GRAPH_NAMES.sub("", text).splitlines())
     return next(filter(None, lines), "without a reason")
 
 
 def escaped(text: str) -> str:
-    """Return a text with a file name for messages and reports: bytes that are not valid UTF-8 become escapes."""
+    """Escape the bytes of file names that are not valid UTF-8, for messages and reports."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -48,12 +48,12 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def byte_size(size: float) -> str:
-    """Return a number of bytes with a binary unit and about three digits, such as "330 MiB"."""
+    """Format a number of bytes with a binary unit and about three digits, such as "330 MiB"."""
     return scaled(size, 1024, (" bytes", " KiB", " MiB", " GiB"))
 
 
 def scaled(number: float, base: int, units: tuple[str, ...]) -> str:
-    """Return a number from 0 with about three digits and its unit; each unit is `base` times the one before."""
+    """Format a number from 0 with about three digits and a unit; each unit is `base` times the one before."""
     power = 0
     while number >= 1000 * base**power and power < len(units) - 1:
         power += 1
@@ -63,7 +63,7 @@ def scaled(number: float, base: int, units: tuple[str, ...]) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of one of the extras in setup.cfg.
+    """Command that installs the packages of one of the extras in setup.cfg.
 
     >>> install_command("litert")
     'pip install "keras-vit-zoo[litert]"'

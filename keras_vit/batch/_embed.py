@@ -30,7 +30,7 @@ from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.images import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
-from keras_vit.zoo.pretrained import Choice, load_any, resolve
+from keras_vit.zoo.pretrained import ResolvedModel, load_any, resolve
 
 CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32
 AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
@@ -173,7 +173,7 @@ def _load(
     return model, origin
 
 
-def origin_of(choice: Choice, **changes: Any) -> dict[str, Any] | None:
+def origin_of(choice: ResolvedModel, **changes: Any) -> dict[str, Any] | None:
     """Return the `origin` of a model that was loaded with these changes of its config; None for random weights."""
     if choice.source is None:
         return None

@@ -177,7 +177,7 @@ def resize(
 ) -> None:
     """Interpolate the position embeddings of a checkpoint to another resolution, and its patches to another size."""
     from keras_vit import converters
-    from keras_vit.converters.source import find_weights, is_keras_file
+    from keras_vit.converters.containers import find_weights, is_keras_file
     from keras_vit.zoo.pretrained import fetch_source
 
     found = options.find_model(

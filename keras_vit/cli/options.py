@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
-    from keras_vit.zoo.pretrained import Choice
+    from keras_vit.zoo.pretrained import ResolvedModel
 
 # Errors that a user can correct: `main` prints them as one line, with exit code 1.
 USER_ERRORS = (ValueError, OSError, ImportError, ArithmeticError, MemoryError)
@@ -53,11 +53,11 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_weights(context: typer.Context, incomplete: str) -> list[str]:
     """Complete a tag of the model that is on the line; of any model before there is one."""
-    from keras_vit.zoo import catalogue
+    from keras_vit.zoo import cards, catalogue
 
     model = context.params.get("model") or context.params.get("name")
     try:
-        tags = catalogue.card(model).weights if model else [row["weights"] for row in catalogue.table()]
+        tags = cards.card(model).weights if model else [row["weights"] for row in catalogue.table()]
     except ValueError:  # a file has no card
         return []
     return _starting_with(incomplete, dict.fromkeys(tags))
@@ -252,7 +252,7 @@ def _copy_of_stderr() -> TextIO:
 class FoundModel(NamedTuple):
     """A model that a command was given, checked but not loaded."""
 
-    choice: Choice
+    choice: ResolvedModel
     config: ViTConfig
     load: Callable[[], Any]  # a VisionTransformer, or a DenseModel if it `has_maps`
     has_maps: bool = False
@@ -278,7 +278,7 @@ def find_model(
     from keras_vit.zoo.pretrained import load_any, read_config, read_maps_config, resolve
 
     changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
-    choice = replace(resolve(model, weights, default=default), accept_licence=accept_licence)
+    choice = replace(resolve(model, weights, default=default), accept_license=accept_licence)
     if needs_classes and choice.published is not None and choice.published.num_classes == 0:
         raise _no_classes(model)
     config = read_config(choice, changes, **file_facts)

@@ -36,11 +36,12 @@ def list_models(
     weights, and then the tags of all weights.
     """
     from keras_vit.zoo import catalogue
+    from keras_vit.zoo.cards import card as find_card
 
-    cards = [catalogue.card(name) for name in catalogue.names(pattern)]
+    cards = [find_card(name) for name in catalogue.names(pattern)]
     _print_named_weights(pattern)
     if as_json:
-        shown = ("name", "family", "parameters", "image_size", "accuracy", "licence")
+        shown = ("name", "family", "parameters", "image_size", "accuracy", "license")
         rows = [
             {name: catalogue.rows(card)[0][name] for name in shown}
             | {"default": card.default, "weights": list(card.weights)}
@@ -60,7 +61,7 @@ def _line(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
     found = next((each for each in row["accuracy"] if each["dataset"] == "imagenet2012"), None)
     accuracy = f"{found['value']:.2f} % {found['metric'].replace('top-1', '').lstrip(', ')}".strip() if found else "-"
     parameters = f"{row['parameters'] / 1e6:,.1f} M"
-    return (row["name"], parameters, f"{row['image_size']} px", accuracy, row["licence"], ", ".join(tags))
+    return (row["name"], parameters, f"{row['image_size']} px", accuracy, row["license"], ", ".join(tags))
 
 
 def show(name: options.Model, image_size: options.Size = None, as_json: options.Json = False) -> None:
@@ -68,19 +69,19 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
 
     The numbers are for the recommended weights, at their resolution or at --image-size. A file has no card.
     """
-    from keras_vit.model.sizes import name_of
-    from keras_vit.zoo import catalogue
+    from keras_vit.model.config import name_of
+    from keras_vit.zoo import cards, catalogue
     from keras_vit.zoo.pretrained import resolve
 
-    card = None if resolve(name, default=None).is_file else catalogue.card(name)
+    card = None if resolve(name, default=None).is_file else cards.card(name)
     weights: Weights | SimpleNamespace
     if card is None:
         config = options.find_model(name, image_size=image_size).config
         weights = SimpleNamespace(architecture=name_of(config), tag=name, num_classes=config.num_classes)
     else:
         _print_named_weights(name)
-        _, named = catalogue.alias(name) or (None, "default")
-        weights = catalogue.select(card, named if named in card.weights else "default")
+        _, named = cards.alias(name) or (None, "default")
+        weights = cards.select(card, named if named in card.weights else "default")
         config = weights.whole_config()
         config = config if image_size is None else config.replace(image_size=image_size)
     with options.quiet():
@@ -94,7 +95,7 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
 
 def _print_named_weights(name: str) -> None:
     """Say on standard error if a name of another package stands for weights that are not on the card."""
-    from keras_vit.zoo.catalogue import alias
+    from keras_vit.zoo.cards import alias
 
     model, weights = alias(name) or ("", "")
     if "://" in weights:

@@ -1,5 +1,5 @@
-from .loading import convert as convert
 from .loading import load as load
+from .saving import convert as convert
 from .saving import save as save
 from .source import CheckpointError as CheckpointError
 from .source import detect as detect

@@ -1,27 +1,20 @@
-"""Read and write the config.json beside a checkpoint, and the note in a file. `json_configs` knows what such files say.
-
-The note has the fields that a format has no place for, so that keras_vit reads back the same model. It is in the
-metadata of a .safetensors file or in the archive comment of an .npz file, where other readers ignore it.
-"""
+"""Read and write the config.json beside a checkpoint; `json_configs` has the readers and writers of each program."""
 
 import fnmatch
 import json
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util.checks import is_count
 from keras_vit._util.files import MAX_JSON_BYTES, parse_object, replacing
 from keras_vit.errors import CheckpointError
-from keras_vit.model.config import ViTConfig, check_fields
+from keras_vit.model.config import ViTConfig
 
 # Keys that keras_vit adds to the files it writes: who wrote it, and which file of weights it describes.
 _WRITTEN_BY, _WEIGHTS = "written_by", "weights"
-KEY = "keras_vit"
-ZERO_ROWS_KEY = "keras_vit_empty_rows"  # position rows of zeros were added, because the format has them
-_MAX_LENGTH = 60_000  # a zip comment holds 65,535 bytes; longer lists of labels are left out
 
 Json = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -43,7 +36,7 @@ class JsonConfig(NamedTuple):
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; raise a CheckpointError if it is too large, damaged, or not an object."""
+    """Read the object in a JSON file; raise a CheckpointError if it is too large, damaged, or not an object."""
     size = path.stat().st_size
     if size > MAX_JSON_BYTES:
         raise CheckpointError(f"{path} has {size:,} bytes; a config.json has at most {MAX_JSON_BYTES:,}")
@@ -54,7 +47,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_beside(weights: Path, json_config: JsonConfig) -> dict[str, Any]:
-    """Return the fields that the config.json beside a file states; {} if there is none, or that of another file."""
+    """Read the config.json beside a file; {} if there is none, or that of another file."""
     path = weights.parent / json_config.file
     values = read_object(path) if path.is_file() else {}
     if not values or _describes_other_file(values, weights):
@@ -64,7 +57,7 @@ def read_beside(weights: Path, json_config: JsonConfig) -> dict[str, Any]:
 
 
 def read_crop(weights: Path) -> tuple[int, int] | None:
-    """Return the (height, width) to which the image processor beside a file of weights crops images, if it does."""
+    """Read the (height, width) to which the image processor beside a file of weights crops images."""
     path = weights.parent / "preprocessor_config.json"
     values = read_object(path) if path.is_file() else {}
     crop = values.get("crop_size") if values.get("do_center_crop", True) else None
@@ -95,7 +88,7 @@ def check_overwrite(weights: Path, values: Mapping[str, Any], json_config: JsonC
 
 
 def _describes_other_file(values: Mapping[str, Any], weights: Path) -> bool:
-    """Return whether a config.json describes another file that exists (a missing one was renamed to this one)."""
+    """Check whether a config.json describes another file that exists (a missing one was renamed to this one)."""
     described = Path(str(values.get(_WEIGHTS, weights.name))).name
     # Compared with the names in the folder: the described one may be no possible name.
     return described != weights.name and any(file.name == described for file in weights.parent.iterdir())
@@ -112,13 +105,13 @@ def _parts(folder: Path, values: Mapping[str, Any], json_config: JsonConfig) -> 
 
 
 def part(values: Any, key: str) -> Mapping[str, Any]:
-    """Return the object at a key of an object; {} if there is none."""
+    """Get the object at a key of an object; {} if there is none."""
     value = values.get(key) if isinstance(values, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def read_keys(values: Any, keys: Keys, place: str = "") -> Fields:
-    """Return the fields that an object states; raise for an unknown value. A missing key or null states nothing."""
+    """Convert the keys of an object to fields; raise for an unknown value. A missing key or null states nothing."""
     fields: Fields = {}
     for key, rule in keys.items():
         name, meaning = (rule, None) if isinstance(rule, str) else rule
@@ -154,7 +147,7 @@ def check_keys(values: Any, accepted: Mapping[str, Sequence[Any]], place: str, k
 
 
 def write_keys(config: Any, keys: Keys) -> Fields:
-    """Return an object's keys with their values for a config; None is left out, and equal sides are one number."""
+    """Convert a config to the keys of an object; None is left out, and equal sides are one number."""
     values: Fields = {}
     for key, rule in keys.items():
         name, meaning = (rule, None) if isinstance(rule, str) else rule
@@ -169,7 +162,7 @@ def write_keys(config: Any, keys: Keys) -> Fields:
 
 
 def spell(name: str, value: Any, meaning: Mapping[Any, Any]) -> Any:
-    """Return the first spelling of a field's value; raise a CheckpointError if there is none."""
+    """Find the first spelling of a field's value; raise a CheckpointError if there is none."""
     for spelled, meant in meaning.items():
         if meant == value:
             return spelled
@@ -177,7 +170,7 @@ def spell(name: str, value: Any, meaning: Mapping[Any, Any]) -> Any:
 
 
 def implied_fields(key: str, name: Any, names: Mapping[str, Fields | str]) -> Fields:
-    """Return the fields that a model's name implies.
+    """Look up the fields that a model's name implies.
 
     Of several patterns that match, the last wins: fields, or a text that says why such a model is not read.
     """
@@ -193,59 +186,34 @@ def implied_fields(key: str, name: Any, names: Mapping[str, Fields | str]) -> Fi
 
 
 def channel_values(value: Any) -> list[float]:
-    """Return a mean or a deviation as in ViTConfig, where one value for all channels is a list of one."""
+    """Shorten a mean or a deviation with equal values to one, as in ViTConfig."""
     return list(value[:1] if len(set(value)) == 1 else value)
 
 
 def per_channel(value: tuple[float, ...], config: ViTConfig) -> list[float]:
-    """Return a mean or a deviation with one value for each channel."""
+    """Repeat a mean or a deviation for each channel."""
     return list(value) * (config.num_channels if len(value) == 1 else 1)
 
 
 def accept_any(names: str) -> Fields:
-    """Return keys whose values change nothing, or are told by the tensors."""
+    """Accept keys with any value: it changes nothing, or the tensors state it too."""
     return dict.fromkeys(names.split(), ())
 
 
 def accept_only(value: Any, names: str) -> Fields:
-    """Return keys that are read only with one value."""
+    """Accept keys with one value only."""
     return dict.fromkeys(names.split(), [value])
 
 
 def fraction(value: Any) -> float:
-    """Return a number in (0, 1]; raise a ValueError for others."""
+    """Check that a number is in (0, 1]."""
     if not 0 < float(value) <= 1 or not math.isfinite(value):
         raise ValueError("a fraction must be in (0, 1]")
     return float(value)
 
 
 def sides_of(shape: Any, first: int) -> list[int]:
-    """Return the two sides in a shape of three axes; the first side is at this index."""
+    """Take the two sides of a shape of three axes, from index `first` on."""
     if len(shape) != 3:
         raise ValueError("a shape has three axes")
     return [shape[first], shape[first + 1]]
-
-
-# ---- the note
-
-
-def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: Collection[str] = ()) -> dict[str, str]:
-    """Return the note: fields that differ from the config that a reader infers, and those it cannot infer."""
-    ours, theirs = config.to_dict(), inferred_config.to_dict()
-    fields = {name: value for name, value in ours.items() if value != theirs[name] or name in missing_fields}
-    text = json.dumps(fields)
-    if len(text) > _MAX_LENGTH:
-        text = json.dumps({name: value for name, value in fields.items() if name != "labels"})
-    return {KEY: text} if fields else {}
-
-
-def from_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of ViTConfig that a file's metadata note; raise a CheckpointError if the note is damaged."""
-    if KEY not in metadata:
-        return {}
-    try:
-        fields = parse_object(metadata[KEY])
-        check_fields(fields)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"has a damaged note of its config: {str(error)[:200]}") from error
-    return fields

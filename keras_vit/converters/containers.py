@@ -1,4 +1,4 @@
-"""Open files of named tensors: .npz, .safetensors, Keras' .weights.h5 and .keras, PyTorch's .pth; write the first two.
+"""Open files of named tensors: .npz, .safetensors, Keras' .weights.h5 and .keras, PyTorch's .pth.
 
 The kind of file is recognised by its first bytes, not by its name. Headers are read first, then one tensor at a time.
 NumPy, safetensors, h5py and PyTorch read the files. No pickle is run, and what zip archives and headers claim to hold
@@ -8,14 +8,14 @@ has limits. The HDF5 library trusts its files: a crafted .h5 or .keras can end t
 import abc
 import argparse
 import contextlib
-import json
 import math
 import os
 import pickle
+import re
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -24,8 +24,10 @@ import h5py
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from keras_vit._util.files import MAX_JSON_BYTES, parse_object, replacing
-from keras_vit._util.text import install_command, printable
+from keras_vit._util.checks import as_path
+from keras_vit._util.files import MAX_JSON_BYTES, parse_object
+from keras_vit._util.text import abbreviated, install_command, printable
+from keras_vit.converters.config_json import read_object
 from keras_vit.errors import CheckpointError
 
 _CODES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1")
@@ -150,7 +152,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
 
 
 def _container_class(start: bytes) -> type[Container]:
-    """Return the class that reads a file with these first bytes."""
+    """Find the class that reads a file with these first bytes."""
     if start.startswith(_ZIP_MARKS):
         # PyTorch's zip archive begins with a pickle in a folder.
         first_name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
@@ -254,51 +256,10 @@ def _read_npy_header(stream: IO[bytes], name: str, size: int) -> Header:
     return header
 
 
-def write_npz(
-    path: str | os.PathLike[str],
-    tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
-    *,
-    metadata: Mapping[str, str] | None = None,
-) -> Path:
-    """Write an uncompressed .npz as `numpy.savez` does; the same tensors always give the same bytes.
-
-    Args:
-        path: the file to write; it appears complete or not at all.
-        tensors: arrays by name, or pairs of both; from an iterator, only one is in memory at a time.
-            bfloat16 arrays (ml_dtypes) are written as NumPy does, as two opaque bytes per element.
-        metadata: texts for the archive's comment, which NumPy ignores; less than 64 KiB.
-    """
-    with replacing(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
-        for name, array in _checked_pairs(tensors):
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:  # dated 1980-01-01, as numpy.savez does
-                raw = array.view("V2") if array.dtype.name == "bfloat16" else array
-                np.lib.format.write_array(stream, raw, allow_pickle=False)
-            del array, raw  # before the next one is made
-        if metadata:
-            archive.comment = json.dumps(dict(metadata)).encode()
-    return Path(path)
-
-
-def _checked_pairs(tensors: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tensors of a file to write, one in memory at a time; raise a ValueError for a wrong name or type."""
-    names: set[str] = set()
-    for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
-        array = np.asarray(value)
-        if name in names:
-            raise ValueError(f"Two tensors are named {quoted(name)}.")
-        if array.dtype.name not in ITEM_BYTES:
-            raise ValueError(f"Tensor {quoted(name)} is {array.dtype}. Types written: {', '.join(ITEM_BYTES)}.")
-        names.add(name)
-        yield name, array
-        del array, value
-
-
 # ---- .safetensors
 
-_ALIGNMENT = 8
-_METADATA = "__metadata__"
 # By code: "F32" is float32.
-_TYPES = {name.replace("float", "f").replace("uint", "u").replace("int", "i").upper(): name for name in ITEM_BYTES}
+TYPE_CODES = {name.replace("float", "f").replace("uint", "u").replace("int", "i").upper(): name for name in ITEM_BYTES}
 
 
 class SafetensorsContainer(Container):
@@ -315,43 +276,11 @@ class SafetensorsContainer(Container):
         for name in self._tensors.offset_keys():
             tensor = self._tensors.get_slice(name)
             code = tensor.get_dtype()
-            self.headers[name] = Header(name, tuple(tensor.get_shape()), _TYPES.get(code, code))
+            self.headers[name] = Header(name, tuple(tensor.get_shape()), TYPE_CODES.get(code, code))
 
     def _read_tensor(self, header: Header) -> np.ndarray:
         array: np.ndarray = self._tensors.get_tensor(header.name)
         return array
-
-
-def write_safetensors(
-    path: str | os.PathLike[str], tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], *, metadata: Mapping[str, str]
-) -> Path:
-    """Write a .safetensors file, which appears complete or not at all; the same tensors always give the same bytes.
-
-    The library's own writer orders several texts of metadata by chance, and replaces a file while it is read.
-
-    Args:
-        path: the file to write.
-        tensors: arrays by name, or pairs of both.
-        metadata: texts beside the tensors, such as {"format": "pt"}; may be empty.
-    """
-    codes = {name: code for code, name in _TYPES.items()}
-    arrays = sorted(_checked_pairs(tensors), key=lambda pair: (-pair[1].itemsize, pair[0]))  # so that all are aligned
-    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
-    end = 0
-    for name, array in arrays:
-        if name == _METADATA:
-            raise ValueError(f"A .safetensors file has texts, and no tensor, under the name {_METADATA!r}.")
-        begin, end = end, end + array.nbytes
-        header[name] = {"dtype": codes[array.dtype.name], "shape": array.shape, "data_offsets": (begin, end)}
-    text = json.dumps(header, ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    with replacing(Path(path)) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, array in arrays:
-            is_swapped = array.dtype.byteorder == ">"
-            little = array.astype(array.dtype.newbyteorder("<")) if is_swapped else np.ascontiguousarray(array)
-            file.write(little.reshape(-1).view(np.uint8).data)
-    return Path(path)
 
 
 # ---- .weights.h5 and .keras
@@ -392,7 +321,7 @@ class KerasContainer(Hdf5Container):
 
 
 def read_keras_config(path: Path) -> dict[str, Any]:
-    """Return the object in the config.json of a .keras file. Nothing is built from it."""
+    """Read the config.json of a .keras file, without building anything from it."""
     with reading(path), _open_keras_zip(path) as archive:
         if (size := archive.getinfo(_KERAS_CONFIG).file_size) > MAX_JSON_BYTES:
             raise CheckpointError(f"has a config.json of {size:,} bytes; the limit is {MAX_JSON_BYTES:,}.")
@@ -470,7 +399,7 @@ class TorchContainer(Container):
 
 
 def _state_dict(loaded: Any) -> dict[str, Any]:
-    """Return the tensors by name, under whichever key a training program saved them."""
+    """Find the tensors by name, under whichever key a training program saved them."""
     for key in _STATE_KEYS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
@@ -480,3 +409,76 @@ def _state_dict(loaded: Any) -> dict[str, Any]:
     if not tensors:
         raise CheckpointError(f"is a PyTorch file without tensors by name. It holds: {str(type(loaded))[:100]}")
     return tensors
+
+
+# ---- the files of a checkpoint
+
+# The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.
+_WEIGHTS = (
+    "model.keras",
+    "model.safetensors",
+    "*.safetensors",
+    "checkpoint.npz",
+    "*.npz",
+    "model.weights.h5",
+    "pytorch_model.bin",
+    "open_clip_pytorch_model.bin",
+    "*.pth",
+)
+_CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
+
+
+def find_weights(path: str | os.PathLike[str]) -> Path:
+    """Find the file of weights at a path: the path itself, or the one such file in a folder."""
+    path = Path(as_path(path, "path"))
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file or folder {str(path)!r}")
+    if not path.is_dir():
+        return path
+    for pattern in _WEIGHTS:
+        files = sorted(path.glob(pattern))
+        if not set(files[1:]).issubset(_files_of(files[0]) if files else ()):
+            names = [file.name for file in files]
+            raise CheckpointError(f"{path} holds more than one file of weights: name one of them: {abbreviated(names)}")
+        if files:
+            return files[0]
+    if (path / _CHECKPOINTS).is_dir():
+        best = f", or name {path / _BEST}, its best model so far" if (path / _BEST).exists() else ""
+        raise CheckpointError(
+            f"{path} is a training run that has not finished: it has no {_WEIGHTS[0]} yet. Start the run again with "
+            f"the same arguments to finish it{best}."
+        )
+    names = sorted(file.name for file in path.iterdir())[:10]
+    raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {names}")
+
+
+def is_keras_file(path: Path) -> bool:
+    """Recognise a file of `model.save("vit.keras")` by its name."""
+    return path.suffix.casefold() == ".keras"
+
+
+def open_files(file: Path) -> Container:
+    """Open a file of weights, with all others if it is one of a checkpoint in several files."""
+    first, *others = _files_of(file)
+    container = open_container(first)
+    for other in others:
+        container.join(open_container(other))
+    return container
+
+
+def _files_of(file: Path) -> list[Path]:
+    """List the files of a checkpoint: as many as the name of one says, and those that an index beside it names."""
+    names = {file.name}
+    if match := re.fullmatch(r"(.*-)\d{5}-of-(\d{5})(\..*)", file.name):
+        start, count, end = match.groups()
+        names |= {f"{start}{number:05}-of-{count}{end}" for number in range(1, int(count) + 1)}
+    for index in file.parent.glob("*.index.json"):
+        weight_map = read_object(index).get("weight_map")
+        if isinstance(weight_map, dict) and file.name in (indexed := {str(name) for name in weight_map.values()}):
+            names |= indexed
+    if missing := sorted(names.difference(other.name for other in file.parent.iterdir())):
+        raise CheckpointError(
+            f"{file.parent} lacks {len(missing)} of the {len(names)} files of this checkpoint: {quoted(missing[0])}"
+            f"{', ...' if missing[1:] else ''}. Download all of them again into one folder."
+        )
+    return [file.parent / name for name in sorted(names)]

@@ -107,13 +107,13 @@ def _read_transformers(values: Json, keys: Keys) -> Fields:
 
 
 def _labels(value: Any) -> tuple[str, ...] | None:
-    """Return the labels in {"0": "cat", "1": "dog"}; None if they are only numbers."""
+    """Read the labels in {"0": "cat", "1": "dog"}; None if they are only numbers."""
     labels = tuple(str(value[str(number)]) for number in range(len(value)))
     return None if all(label == f"LABEL_{number}" for number, label in enumerate(labels)) else labels
 
 
 def _processor(values: Any) -> Fields:
-    """Return the fields of Preprocessing that a preprocessor_config.json states."""
+    """Read the fields of Preprocessing in a preprocessor_config.json."""
     check_keys(values, _PREPARED, "preprocessor")
     keys: Keys = {
         "image_mean": ("mean", channel_values),
@@ -148,7 +148,7 @@ def _processor_sizes(values: Any) -> Fields:
 
 
 def _write_transformers(config: ViTConfig, keys: Keys, kind: str, name: str, processor: str, **others: Any) -> Fields:
-    """Return the config.json of a class of transformers, with its preprocessor_config.json and its labels."""
+    """Write the config.json of a class of transformers, with its preprocessor_config.json and its labels."""
     ours = config.preprocessing
     sides = [math.floor(side / ours.crop_fraction + 1e-6) for side in config.size]
     height_width = dict(zip(_SIDES, sides, strict=True))
@@ -219,7 +219,7 @@ def write_dinov2(config: ViTConfig, *, registers: bool = False) -> Fields:
 
 
 def _whole_ratio(config: ViTConfig) -> int:
-    """Return Dinov2Config.mlp_ratio, an integer; a SwiGLU is 2/3 as wide, rounded up to a multiple of 8."""
+    """Compute Dinov2Config.mlp_ratio, an integer; a SwiGLU is 2/3 as wide, rounded up to a multiple of 8."""
     width = config.mlp_dim
     for ratio in range(1, 2 + 3 * width // config.hidden_size):
         full = ratio * config.hidden_size
@@ -337,7 +337,7 @@ def read_keras_hub(values: Json) -> Fields:
 
 
 def _keras_hub_pooling(value: Any) -> str:
-    """Return the pooling of a ViTImageClassifier."""
+    """Read the pooling of a ViTImageClassifier."""
     pooling = value["pooling"]
     if pooling not in ("token", "gap"):
         raise ValueError("pooling must be token or gap")
@@ -347,7 +347,7 @@ def _keras_hub_pooling(value: Any) -> str:
 
 
 def _image_converter(value: Any) -> Fields:
-    """Return Keras Hub's ImageConverter, pixel * scale + offset for pixels of 0 to 255, as fields of Preprocessing."""
+    """Convert Keras Hub's ImageConverter, pixel * scale + offset for pixels of 0 to 255, to fields of Preprocessing."""
     if value["pad_to_aspect_ratio"]:
         raise ValueError("images are padded, which keras_vit does not do")
     scale = 255 * np.atleast_1d(np.float64(1 if value["scale"] is None else value["scale"]))

@@ -118,8 +118,8 @@ def read(values: Json) -> Fields:
     }
 
 
-def _write(config: ViTConfig, keys: Keys, name: str, first: str, head: Any = "head", **arguments: Any) -> Fields:
-    """Return the config.json of a class of timm: an entry point, and all arguments that its size may lack."""
+def _write_timm(config: ViTConfig, keys: Keys, name: str, first: str, head: Any = "head", **arguments: Any) -> Fields:
+    """Write the config.json of a class of timm: an entry point, and all arguments that its size may lack."""
     ours: Preprocessing = config.preprocessing
     model = config.replace(classifier="unpooled") if config.is_unpooled else config
     return {
@@ -140,7 +140,7 @@ def _write(config: ViTConfig, keys: Keys, name: str, first: str, head: Any = "he
 
 
 def _ratio(width: int, config: ViTConfig) -> float:
-    """Return a ratio r with int(r * hidden_size) == width, as timm computes the width of an MLP."""
+    """Find a ratio r with int(r * hidden_size) == width, as timm computes the width of an MLP."""
     ratio = width / config.hidden_size
     return ratio if int(config.hidden_size * ratio) == width else math.nextafter(ratio, math.inf)
 
@@ -171,7 +171,7 @@ def write_vit(config: ViTConfig) -> Fields:
     head = ["head", "head_dist"] if config.distilled and not resnet else "head"
     ratio = _ratio(config.mlp_dim * (1 + config.gated_mlp), config)
     # timm has no entry point of other hybrids.
-    return _write(config, _VIT_ARGS, name or "vit_hybrid", first, head, mlp_ratio=ratio)
+    return _write_timm(config, _VIT_ARGS, name or "vit_hybrid", first, head, mlp_ratio=ratio)
 
 
 def write_eva(config: ViTConfig) -> Fields:
@@ -184,7 +184,7 @@ def write_eva(config: ViTConfig) -> Fields:
     else:
         name = f"vit_small{'_plus' if config.gated_mlp else ''}_patch16_dinov3{'_qkvb' if config.qkv_bias else ''}"
         arguments |= {"swiglu_align_to": 1} if config.gated_mlp else {}
-    return _write(config, _EVA_ARGS, name, "patch_embed.proj", **arguments)
+    return _write_timm(config, _EVA_ARGS, name, "patch_embed.proj", **arguments)
 
 
 def write_mixer(config: ViTConfig) -> Fields:
@@ -192,7 +192,7 @@ def write_mixer(config: ViTConfig) -> Fields:
     size = {(512, 8): "s", (768, 12): "b", (1024, 24): "l"}.get((config.hidden_size, config.num_layers))
     name = f"mixer_{size}{32 if config.patch == (32, 32) else 16}_224" if size else "mixer_b16_224"
     ratios = [_ratio(width, config) for width in (config.tokens_mlp_dim or 0, config.mlp_dim)]
-    return _write(config, _MIXER_ARGS, name, "stem.proj", mlp_ratio=ratios)
+    return _write_timm(config, _MIXER_ARGS, name, "stem.proj", mlp_ratio=ratios)
 
 
 # Stages -> depth in the name, and width factors.
@@ -209,4 +209,4 @@ def write_bit(config: ViTConfig) -> Fields:
     if resnet and not resnet.stage_widths and resnet.num_layers in _BITS:
         depth, factors = _BITS[resnet.num_layers]
         name = f"resnetv2_{depth}x{resnet.width_factor:.0f}_bit" if resnet.width_factor in factors else name
-    return _write(config, _BIT_ARGS, name, "stem.conv", "head.fc")
+    return _write_timm(config, _BIT_ARGS, name, "stem.conv", "head.fc")

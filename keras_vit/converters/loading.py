@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,21 +12,29 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit import position
 from keras_vit._util.checks import given
-from keras_vit.converters import assign
+from keras_vit._util.text import nearest
 from keras_vit.converters.config_json import read_crop
-from keras_vit.converters.containers import KerasContainer, read_keras_config
-from keras_vit.converters.saving import save
+from keras_vit.converters.containers import KerasContainer, find_weights, is_keras_file, read_keras_config
 from keras_vit.converters.source import (
     Checkpoint,
     check_keras_facts,
     check_size,
-    find_weights,
-    is_keras_file,
     keras_errors,
     open_checkpoint,
     saved_arguments,
     to_facts,
+)
+from keras_vit.converters.table import (
+    PATCHES,
+    POSITION,
+    PREFIX,
+    TORCH_AXES,
+    Source,
+    fold_heads,
+    variable_shape,
+    without_leading_ones,
 )
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
@@ -83,7 +92,7 @@ def load(
         model = build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
         if image_size is None:
             _report_size(checkpoint)
-        if other_parts := checkpoint.match.other_parts:
+        if other_parts := checkpoint.tensors.other_parts:
             groups = collections.Counter(name.partition(".")[0].partition("/")[0] for name in other_parts)
             listed = ", ".join(f"{name} ({count})" for name, count in sorted(groups.items()))
             warnings.warn(
@@ -126,14 +135,14 @@ def build(
     with layers.uninitialized():
         model = VisionTransformer(config, dtype=dtype)
     # Not read from the file: heads of another width, or heads after pre_logits that are left out.
-    leaves_out = config.representation_size is None and "pre_logits/kernel" in checkpoint.match.sources
+    leaves_out = config.representation_size is None and "pre_logits/kernel" in checkpoint.tensors.sources
     has_new_heads = leaves_out or config.num_classes != checkpoint.config.num_classes
     new_layers = ("head/", "head_distillation/") * has_new_heads + ("pre_logits/",) * leaves_out
     variables = {
-        path: variable for path, variable in assign.variables_by_path(model).items() if not path.startswith(new_layers)
+        path: variable for path, variable in variables_by_path(model).items() if not path.startswith(new_layers)
     }
-    assign.check(checkpoint, variables, skip=new_layers)
-    assign.assign(checkpoint, model, variables, allow_nonfinite=allow_nonfinite)
+    check_tensors(checkpoint, variables, skip=new_layers)
+    assign_tensors(checkpoint, model, variables, allow_nonfinite=allow_nonfinite)
     if "head/kernel" in variables and not np.any(variables["head/kernel"]):
         warnings.warn(
             f"keras_vit: the head of {checkpoint.container.path.name} is all zeros, as in Google's imagenet21k files: "
@@ -143,46 +152,152 @@ def build(
     return model
 
 
-def convert(
-    source: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    format: str,
-    image_size: int | tuple[int, int] | None = None,
-    num_classes: int | None = None,
-    patch_size: int | tuple[int, int] | None = None,
-    config: ViTConfig | Mapping[str, Any] | None = None,
-    source_format: str | None = None,
-) -> Path:
-    """Convert a checkpoint to another format, image size, patch size or number of classes: `load` and `save` in one.
+def variables_by_path(model: Any) -> dict[str, Any]:
+    """Collect the variables of a model that a checkpoint holds, by path in the model: "block_0/norm1/gamma"."""
+    variables = {}
+    for layer in model.layers:
+        for variable in layer.weights:
+            # The state of dropout's random numbers is a variable, but not a weight of a checkpoint.
+            if not variable.path.endswith("seed_generator_state"):
+                start = variable.path.rindex(f"{layer.name}/")
+                variables[variable.path[start:]] = variable
+    return variables
 
-    Args:
-        source: the checkpoint to read, a file or a folder.
-        path: the file to write, or a folder, as for `save`.
-        format: the format to write, one of `formats()` or a path to a .toml table of your own.
-        image_size: wanted, int or (height, width) in pixels; None is the file's.
-        num_classes: wanted; if it differs from the file's, the head is new and zero; 0 means no head.
-        patch_size: wanted, int or (height, width) in pixels; None is the file's.
-        config: facts about the source that it cannot state itself, as for `load`.
-        source_format: format of the source; None recognises it.
 
-    Returns:
-        The path of the file that was written.
+def check_tensors(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> None:
+    """Raise a CheckpointError with every tensor that is missing, left over (unless in `skip`) or of another shape."""
+    match = checkpoint.tensors
+    problems = [text for path, variable in variables.items() if (text := _problem(checkpoint, path, variable))]
+    unused = dict.fromkeys(
+        source.tensor
+        for path, source in match.sources.items()
+        if path not in variables
+        and 0 not in checkpoint.container.headers[source.tensor].shape  # no registers
+        and not (skip and path.startswith(skip))
+    )
+    problems += [f"{name} is left over" for name in [*unused, *match.unknown]]
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        listed = "\n  ".join(problems[:20] + ([f"... and {len(problems) - 20} more"] if len(problems) > 20 else []))
+        raise CheckpointError(
+            f"{checkpoint.container.path} does not fit the model ({count}, nothing was loaded):\n  {listed}"
+        )
 
-    Raises:
-        CheckpointError: the source is damaged, malicious or not a Vision Transformer, or the format cannot express it.
-        FileNotFoundError: there is no such file.
-        ValueError: an argument is wrong.
 
-    Example:
+def _problem(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
+    """Describe why a variable cannot be read from a file; None if it can."""
+    table, match = checkpoint.table, checkpoint.tensors
+    shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
+    source = match.sources.get(path)
+    if source is None:
+        if table.is_zero_without_tensor(path):
+            return None
+        expected = table.tensor_of(path, checkpoint.config.to_dict())
+        tensor = expected.tensor if expected else path
+        similar = nearest(tensor, match.unknown, cutoff=0.5)
+        hint = f" (the nearest is {similar[0]})" if similar else ""
+        return f"no tensor for {path} {shape}, such as {tensor}{hint}"
+    header = checkpoint.container.headers[source.tensor]
+    if not _fits(header.shape, source, table.layout, shape):
+        return f"{source.tensor} has shape {header.shape}, {path} expects {shape}"
+    if not header.dtype.startswith(("float", "bfloat")):
+        return f"{source.tensor} has type {header.dtype}, {path} expects floats"
+    return None
 
-    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
-    >>> keras_vit.converters.convert(path, "digits", format="huggingface").name
-    'model.safetensors'
-    """
-    wanted: dict[str, Any] = {"image_size": image_size, "num_classes": num_classes, "patch_size": patch_size}
-    model = load(source, config=config, format=source_format, **wanted)
-    return save(model, path, format=format)
+
+def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
+    """Shape of a variable in the file, which may have another grid and another patch size."""
+    if path == PATCHES:
+        return (*file_config.patch, *shape[2:])
+    if path != POSITION:
+        return shape
+    height, width = file_config.grid
+    return (1, file_config.position_prefix_tokens + height * width, shape[-1])
+
+
+def _fits(shape: tuple[int, ...], source: Source, layout: str, expected: tuple[int, ...]) -> bool:
+    """Check whether a file's tensor of this shape becomes a variable of the expected shape."""
+    _, count = source.row.part
+    if count > 1 and (not shape or shape[0] % count):
+        return False
+    if layout == "torch":
+        expected = fold_heads(expected, source.row)
+    if source.row.rank is not None:
+        expected = without_leading_ones(expected)
+    return variable_shape(shape, source, layout) == expected
+
+
+def assign_tensors(
+    checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, allow_nonfinite: bool = False
+) -> None:
+    """Read every variable of a model from a file, at the model's sizes; after an error the model must not be used."""
+    # The parts of a tensor (timm's qkv) are assigned one after the other: read it once.
+    read = functools.lru_cache(maxsize=1)(checkpoint.container.read)
+    positions = checkpoint.tensors.sources.get(POSITION)
+    for path, variable in variables.items():
+        source = checkpoint.tensors.sources.get(path)
+        if source is None:  # zero without a tensor, as `check` found
+            variable.assign(np.zeros(variable.shape))
+            continue
+        shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
+        value = to_variable(read(source.tensor), source, checkpoint.table.layout, shape)
+        if path == PREFIX[0] and positions is not None and positions.row.folds_class_row:
+            value = value + checkpoint.container.read(positions.tensor).reshape(-1, shape[-1])[:1]
+        if not allow_nonfinite and not is_finite(value):
+            raise CheckpointError(
+                f"{checkpoint.container.path}: {source.tensor} holds values that are not finite; "
+                "allow_nonfinite=True reads them"
+            )
+        variable.assign(_resized(path, value, checkpoint, model.config))
+
+
+def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Convert a file's tensor to a variable of this shape; a view if possible."""
+    row = source.row
+    if source.layer is not None:
+        tensor = tensor[source.layer]
+    index, count = row.part
+    if count > 1:
+        size = tensor.shape[0] // count
+        tensor = tensor[index * size : (index + 1) * size]
+    if row.folds_class_row:
+        tensor = tensor[..., 1:, :]
+    if layout == "torch" and row.is_kernel:
+        tensor = tensor.transpose(TORCH_AXES[tensor.ndim])
+    return tensor.reshape(shape)
+
+
+def is_finite(value: np.ndarray) -> bool:
+    """Check that every number is finite."""
+    # A sum needs no temporary array. It may overflow although every value is finite; then each value is checked.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(value.sum()) or np.isfinite(value).all())
+
+
+def as_array(variable: Any) -> np.ndarray:
+    """Convert a variable, or an array, to float32."""
+    return keras.ops.convert_to_numpy(variable).astype(np.float32)
+
+
+def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTConfig) -> np.ndarray:
+    """Resize a file's value to the model's sizes; the position embedding loses zero rows that were added."""
+    if path == PATCHES and value.shape[:2] != config.patch:
+        return position.resize_patches(value, config.patch, method=config.position_method)
+    if path != POSITION:
+        return value
+    source_grid = checkpoint.config.grid
+    if source_grid != config.grid:
+        prefix, method = checkpoint.config.position_prefix_tokens, config.position_method
+        value = position.resize(value, config.grid, source_grid=source_grid, prefix_tokens=prefix, method=method)
+    if not checkpoint.has_zero_rows:
+        return value
+    count = config.num_prefix_tokens
+    if np.any(value[:, :count]):
+        raise CheckpointError(f"notes that the first {count} rows of its position embedding are zero, and they are not")
+    return value[:, count:]
+
+
+# ---- models saved as .keras
 
 
 def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_nonfinite: bool) -> VisionTransformer:
@@ -214,7 +329,7 @@ def load_keras_weights(model: keras.Model, weights: KerasContainer, *, allow_non
     except (ValueError, UserWarning) as error:
         raise CheckpointError(f"its weights do not fit the model: {str(error)[:500]}") from error
     for variable in () if allow_nonfinite else model.weights:
-        if not assign.is_finite(assign.as_array(variable)):
+        if not is_finite(as_array(variable)):
             raise CheckpointError(
                 f"its {variable.path} holds values that are not finite; allow_nonfinite=True reads them"
             )

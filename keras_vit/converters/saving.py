@@ -2,23 +2,52 @@
 
 import collections
 import itertools
+import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_vit._util.checks import as_path
-from keras_vit.converters import assign, config_json, layout
-from keras_vit.converters.containers import write_npz, write_safetensors
-from keras_vit.converters.infer import Hints, Shapes, infer, read_features, tensor_fields
-from keras_vit.converters.table import OWN_PREFIX, Source, Table, fields_of_rows, formats, load_table, lookup
+from keras_vit._util.files import replacing
+from keras_vit.converters import config_json
+from keras_vit.converters.containers import ITEM_BYTES, TYPE_CODES, quoted
+from keras_vit.converters.loading import as_array, load, variables_by_path
+from keras_vit.converters.source import (
+    NOTE_KEY,
+    ZERO_ROWS_KEY,
+    KnownFields,
+    Shapes,
+    infer,
+    read_features,
+    tensor_fields,
+)
+from keras_vit.converters.table import (
+    OWN_PREFIX,
+    POSITION,
+    PREFIX,
+    TORCH_AXES,
+    Row,
+    Source,
+    Table,
+    fields_of_rows,
+    fold_heads,
+    formats,
+    load_table,
+    lookup,
+    without_leading_ones,
+)
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 
+_ALIGNMENT = 8  # of the tensors in a .safetensors file
+_METADATA = "__metadata__"
+_MAX_LENGTH = 60_000  # a zip comment holds 65,535 bytes; longer lists of labels are left out
 _CONTAINERS = {".npz": "npz", ".safetensors": "safetensors"}  # by suffix
 # Of other kinds of files.
 _OTHER_SUFFIXES = (
@@ -74,14 +103,12 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     if not isinstance(model, VisionTransformer):
         raise TypeError(f"save writes a keras_vit.VisionTransformer. Received: {type(model).__name__}")
     target, table = Path(as_path(path, "path")), _writable_table(format)
-    variables = assign.merge_lora(model, assign.variables_by_path(model))
-    config = layout.written_config(model.config, table, variables)
+    variables = merge_lora(model, variables_by_path(model))
+    config = written_config(model.config, table, variables)
     moved = {}
     if config != model.config:
-        arrays = {
-            name: assign.as_array(variables[name]) for name in (layout.POSITION, *layout.PREFIX) if name in variables
-        }
-        moved = layout.move_prefix_rows(arrays, config.position_prefix)
+        arrays = {name: as_array(variables[name]) for name in (POSITION, *PREFIX) if name in variables}
+        moved = move_prefix_rows(arrays, config.position_prefix)
     values = variables | moved
     plan = plan_file(config, {name: tuple(value.shape) for name, value in values.items()}, table)
     if plan.inexact:
@@ -90,18 +117,96 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
             "reads it back; other readers' logits will differ in the fourth digit or so.",
             stacklevel=2,
         )
-    nonzero = [name for name in values if name not in plan.sources and np.any(assign.as_array(values[name]))]
+    nonzero = [name for name in values if name not in plan.sources and np.any(as_array(values[name]))]
     if nonzero:
         raise CheckpointError(f"The {table.format} format has no place for {nonzero}, unless they are zero")
-    tensors: Iterable[tuple[str, Any]] = assign.collect(values, plan.sources, table)
+    tensors: Iterable[tuple[str, Any]] = collect(values, plan.sources, table)
     if table.layout == "keras":  # the torch formats' own readers refuse unknown tensors
         config = model.config
-        own = ((OWN_PREFIX + name, assign.as_array(variables[name])) for name in moved)
+        own = ((OWN_PREFIX + name, as_array(variables[name])) for name in moved)
         tensors = itertools.chain(tensors, own)
-    metadata = config_json.to_metadata(config, plan.inferred_config, plan.missing_fields)
+    metadata = to_metadata(config, plan.inferred_config, plan.missing_fields)
     if config.position_prefix and not model.config.position_prefix:
-        metadata[config_json.ZERO_ROWS_KEY] = "true"
-    return _write(target, table, tensors, metadata, plan.json_values)
+        metadata[ZERO_ROWS_KEY] = "true"
+    return _write_files(target, table, tensors, metadata, plan.json_values)
+
+
+def convert(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    format: str,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+    config: ViTConfig | Mapping[str, Any] | None = None,
+    source_format: str | None = None,
+) -> Path:
+    """Convert a checkpoint to another format, image size, patch size or number of classes: `load` and `save` in one.
+
+    Args:
+        source: the checkpoint to read, a file or a folder.
+        path: the file to write, or a folder, as for `save`.
+        format: the format to write, one of `formats()` or a path to a .toml table of your own.
+        image_size: wanted, int or (height, width) in pixels; None is the file's.
+        num_classes: wanted; if it differs from the file's, the head is new and zero; 0 means no head.
+        patch_size: wanted, int or (height, width) in pixels; None is the file's.
+        config: facts about the source that it cannot state itself, as for `load`.
+        source_format: format of the source; None recognises it.
+
+    Returns:
+        The path of the file that was written.
+
+    Raises:
+        CheckpointError: the source is damaged, malicious or not a Vision Transformer, or the format cannot express it.
+        FileNotFoundError: there is no such file.
+        ValueError: an argument is wrong.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
+    >>> keras_vit.converters.convert(path, "digits", format="huggingface").name
+    'model.safetensors'
+    """
+    wanted: dict[str, Any] = {"image_size": image_size, "num_classes": num_classes, "patch_size": patch_size}
+    model = load(source, config=config, format=source_format, **wanted)
+    return save(model, path, format=format)
+
+
+def merge_lora(model: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the updates of LoRA (`layer.enable_lora`) to the kernels of `variables_by_path`."""
+    merged = {id(layer._kernel): layer.kernel for layer in model._flatten_layers() if getattr(layer, "lora_enabled", 0)}
+    updates = ("/lora_kernel_a", "/lora_kernel_b")
+    return {path: merged.get(id(value), value) for path, value in variables.items() if not path.endswith(updates)}
+
+
+def written_config(config: ViTConfig, table: Table, variables: Collection[str]) -> ViTConfig:
+    """Adapt a model's config to a format, which writes position rows for the prefix tokens
+    or does not.
+
+    Google's and Hugging Face's files have a position row for the class token; big_vision's add it to the token instead.
+    Both compute the same, so that every model can be written either way.
+    """
+    has_rows = table.implied(variables).get("position_prefix", config.position_prefix)
+    # If every block adds positions, adding a row to the token once does not give the same model.
+    is_movable = config.num_prefix_tokens and (config.position, config.position_place) == ("learned", "stem")
+    return config.replace(position_prefix=has_rows) if is_movable else config
+
+
+def move_prefix_rows(arrays: Mapping[str, np.ndarray], has_rows: bool) -> dict[str, np.ndarray]:
+    """Add zero position rows for the prefix tokens, or remove their rows; only the changed arrays are returned."""
+    table = arrays[POSITION]
+    tokens = {path: arrays[path] for path in PREFIX if path in arrays}
+    count = sum(token.shape[1] for token in tokens.values())
+    if has_rows:
+        return {POSITION: np.concatenate([np.zeros_like(table[:, :1]).repeat(count, axis=1), table], axis=1)}
+    changed = {POSITION: table[:, count:]}
+    start = 0
+    for path, token in tokens.items():
+        end = start + token.shape[1]
+        changed[path] = token + table[:, start:end]  # rounds once
+        start = end
+    return changed
 
 
 class WritePlan(NamedTuple):
@@ -115,7 +220,7 @@ class WritePlan(NamedTuple):
 
 
 def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
-    """Decide how a model of a `layout.written_config` is written; raise a CheckpointError if it cannot be.
+    """Decide how a model of a `written_config` is written; raise a CheckpointError if it cannot be.
 
     The names, shapes and config.json that the file would have are read back, and the configs are compared.
     """
@@ -125,33 +230,33 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     json_values = write(config) if write else None
     json_fields = table.json.read(json_values) if table.json and json_values else {}
     # A reader is told what only a config.json or the note in the file states.
-    asked = {"num_heads", *table.meaning.required, *({"position_prefix", "classifier"} & json_fields.keys())}
-    told = {name: getattr(config, name) for name in sorted(asked - set(table.meaning.config))}
+    asked = {"num_heads", *table.required, *({"position_prefix", "classifier"} & json_fields.keys())}
+    told = {name: getattr(config, name) for name in sorted(asked - set(table.config))}
     told_size = {**told, "image_size": config.image_size}
     missing = (json_fields.keys() - tensor_fields(shapes).keys()) | told.keys() if table.layout == "torch" else set()
     try:
-        inferred = infer(shapes, table, Hints(row_fields=rows, caller_fields=told))
+        inferred = infer(shapes, table, KnownFields(row_fields=rows, caller_fields=told))
     except CheckpointError:  # no position embedding, or a grid that is not square
-        inferred = infer(shapes, table, Hints(row_fields=rows, caller_fields=told_size))
+        inferred = infer(shapes, table, KnownFields(row_fields=rows, caller_fields=told_size))
         missing = {*missing, "image_size"}
     unstated = {name: value for name, value in told_size.items() if name not in json_fields}
-    read_back = infer(shapes, table, Hints(row_fields=rows, json_fields=json_fields, caller_fields=unstated))
+    read_back = infer(shapes, table, KnownFields(row_fields=rows, json_fields=json_fields, caller_fields=unstated))
     inexact = _compare(config, read_back, table)
     if table.find_prefix(source.tensor for source in sources.values()) is None:
         raise CheckpointError(
-            f"Files in {table.format} format are recognised by {list(table.marks.present)} without any of "
-            f"{list(table.marks.absent)}. The model's file would not be"
+            f"Files in {table.format} format are recognised by {list(table.detect)} without any of "
+            f"{list(table.detect_absent)}. The model's file would not be"
         )
     return WritePlan(sources, json_values, inferred, tuple(missing), inexact)
 
 
 def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, Source]:
-    """Return the tensor of every variable; raise a CheckpointError that names those the format has no place for."""
+    """Find the tensor of every variable; raise a CheckpointError that names those the format has no place for."""
     fields = config.to_dict()
     found = {path: table.tensor_of(path, fields) for path in shapes}
     written = {source.tensor for source in found.values() if source}
     sources = {path: source for path, source in found.items() if source and source.row.unless not in written}
-    unsupported = [path for path in shapes if path not in sources and not table.meaning.is_zero_without_tensor(path)]
+    unsupported = [path for path in shapes if path not in sources and not table.is_zero_without_tensor(path)]
     if unsupported:
         known = read_features()["names"]
         features = sorted({feature for path in unsupported for part, feature in known.items() if part in path})
@@ -168,12 +273,12 @@ def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, 
 
 
 def _compare(config: ViTConfig, read_back: ViTConfig, table: Table) -> tuple[str, ...]:
-    """Return the fields that change only other readers' last digits; raise if they would read another model."""
+    """List fields that change only other readers' last digits; raise if they would read another model."""
     # A field that only the class of `config` has is not in the file: it is read with its default.
     ours, theirs = config.to_dict(), type(config)(**read_back.to_dict()).to_dict()
     wrong = [
         " with ".join(f"{name}={value!r}" for name, value in fields.items())
-        for fields in table.meaning.refused
+        for fields in table.refused
         if all(lookup(ours, name) == value for name, value in fields.items())
     ]
     inexact: list[str] = []
@@ -195,7 +300,7 @@ def _compare(config: ViTConfig, read_back: ViTConfig, table: Table) -> tuple[str
 
 
 def _reads_the_same(name: str, value: Any, read: Any, config: ViTConfig) -> bool:
-    """Return whether the model stays the same if the value `read` replaces the value of a field."""
+    """Check that the model stays the same if the value `read` replaces the value of a field."""
     if name == "classifier":
         return value == read or _READ_AS.get(value) == read
     if name == "layer_scale":  # only the initial value, which trained weights replace
@@ -211,7 +316,7 @@ def _reads_the_same(name: str, value: Any, read: Any, config: ViTConfig) -> bool
 
 
 def _writable_table(format: str) -> Table:
-    """Return the table of a format; raise a CheckpointError if it is only read."""
+    """Load the table of a format; raise a CheckpointError if it is only read."""
     table = load_table(format)
     if not table.writable:
         written = [name for name in formats() if load_table(name).writable]
@@ -219,7 +324,7 @@ def _writable_table(format: str) -> Table:
     return table
 
 
-def _write(
+def _write_files(
     path: Path,
     table: Table,
     tensors: Iterable[tuple[str, Any]],
@@ -247,3 +352,115 @@ def _write(
     if json_values is not None and table.json is not None:
         config_json.save(path, json_values, table.json)
     return path
+
+
+def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: Collection[str] = ()) -> dict[str, str]:
+    """Write the note: fields that differ from the config that a reader infers, and those it cannot infer."""
+    ours, theirs = config.to_dict(), inferred_config.to_dict()
+    fields = {name: value for name, value in ours.items() if value != theirs[name] or name in missing_fields}
+    text = json.dumps(fields)
+    if len(text) > _MAX_LENGTH:
+        text = json.dumps({name: value for name, value in fields.items() if name != "labels"})
+    return {NOTE_KEY: text} if fields else {}
+
+
+# ---- tensors and files
+
+
+def collect(
+    variables: Mapping[str, Any], sources: Mapping[str, Source], table: Table
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Iterate over the tensors of a file as (name, float32 value), one in memory at a time."""
+    parts: dict[str, list[tuple[Source, Any]]] = {}
+    for path, source in sources.items():
+        parts.setdefault(source.tensor, []).append((source, variables[path]))
+    for name, pieces in parts.items():
+        pieces.sort(key=lambda piece: piece[0].row.part[0])
+        values = [to_tensor(as_array(variable), source.row, table.layout) for source, variable in pieces]
+        yield name, values[0] if len(values) == 1 else np.concatenate(values)
+        del values
+
+
+def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
+    """Convert a variable to a file's tensor or part of one, the inverse of `to_variable`; a view if possible."""
+    if row.folds_class_row:
+        variable = np.concatenate([np.zeros_like(variable[..., :1, :]), variable], axis=-2)
+    shape = fold_heads(variable.shape, row) if layout == "torch" else variable.shape
+    if row.rank is not None:
+        core = without_leading_ones(shape)
+        shape = (1,) * (row.rank - len(core)) + core
+    variable = variable.reshape(shape)
+    if layout == "torch" and row.is_kernel:
+        variable = variable.transpose(np.argsort(TORCH_AXES[variable.ndim]))
+    return variable
+
+
+def write_npz(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Write an uncompressed .npz as `numpy.savez` does; the same tensors always give the same bytes.
+
+    Args:
+        path: the file to write; it appears complete or not at all.
+        tensors: arrays by name, or pairs of both; from an iterator, only one is in memory at a time.
+            bfloat16 arrays (ml_dtypes) are written as NumPy does, as two opaque bytes per element.
+        metadata: texts for the archive's comment, which NumPy ignores; less than 64 KiB.
+    """
+    with replacing(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in _checked_pairs(tensors):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:  # dated 1980-01-01, as numpy.savez does
+                raw = array.view("V2") if array.dtype.name == "bfloat16" else array
+                np.lib.format.write_array(stream, raw, allow_pickle=False)
+            del array, raw  # before the next one is made
+        if metadata:
+            archive.comment = json.dumps(dict(metadata)).encode()
+    return Path(path)
+
+
+def write_safetensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], *, metadata: Mapping[str, str]
+) -> Path:
+    """Write a .safetensors file, which appears complete or not at all; the same tensors always give the same bytes.
+
+    The library's own writer orders several texts of metadata by chance, and replaces a file while it is read.
+
+    Args:
+        path: the file to write.
+        tensors: arrays by name, or pairs of both.
+        metadata: texts beside the tensors, such as {"format": "pt"}; may be empty.
+    """
+    codes = {name: code for code, name in TYPE_CODES.items()}
+    arrays = sorted(_checked_pairs(tensors), key=lambda pair: (-pair[1].itemsize, pair[0]))  # so that all are aligned
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for name, array in arrays:
+        if name == _METADATA:
+            raise ValueError(f"A .safetensors file has texts, and no tensor, under the name {_METADATA!r}.")
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": codes[array.dtype.name], "shape": array.shape, "data_offsets": (begin, end)}
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with replacing(Path(path)) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, array in arrays:
+            is_swapped = array.dtype.byteorder == ">"
+            little = array.astype(array.dtype.newbyteorder("<")) if is_swapped else np.ascontiguousarray(array)
+            file.write(little.reshape(-1).view(np.uint8).data)
+    return Path(path)
+
+
+def _checked_pairs(tensors: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Iterator[tuple[str, np.ndarray]]:
+    """Check the tensors of a file to write, one in memory at a time; raise a ValueError for a wrong name or type."""
+    names: set[str] = set()
+    for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        array = np.asarray(value)
+        if name in names:
+            raise ValueError(f"Two tensors are named {quoted(name)}.")
+        if array.dtype.name not in ITEM_BYTES:
+            raise ValueError(f"Tensor {quoted(name)} is {array.dtype}. Types written: {', '.join(ITEM_BYTES)}.")
+        names.add(name)
+        yield name, array
+        del array, value

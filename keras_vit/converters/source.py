@@ -1,35 +1,34 @@
-"""Open a checkpoint: find its files, recognise its format, infer and check its architecture."""
+"""Open a checkpoint: recognise its format, infer its architecture from the shapes of its tensors, and check it."""
 
 import contextlib
+import dataclasses
+import functools
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_vit._util.checks import as_path
-from keras_vit._util.text import abbreviated
-from keras_vit.converters import config_json, layout
-from keras_vit.converters.containers import Container, open_container, quoted, read_keras_config
-from keras_vit.converters.infer import Hints, infer
-from keras_vit.converters.table import MAX_LAYERS, Match, Table, fields_of_rows, formats, load_table
-from keras_vit.errors import CheckpointError as CheckpointError
-from keras_vit.model.config import ViTConfig
-
-# The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.
-_WEIGHTS = (
-    "model.keras",
-    "model.safetensors",
-    "*.safetensors",
-    "checkpoint.npz",
-    "*.npz",
-    "model.weights.h5",
-    "pytorch_model.bin",
-    "open_clip_pytorch_model.bin",
-    "*.pth",
+from keras_vit._util import files
+from keras_vit._util.checks import pair
+from keras_vit.converters.config_json import read_beside
+from keras_vit.converters.containers import (
+    Container,
+    find_weights,
+    is_keras_file,
+    open_container,
+    open_files,
+    read_keras_config,
 )
-_CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
+from keras_vit.converters.table import MAX_LAYERS, MatchedTensors, Table, fields_of_rows, formats, load_table
+from keras_vit.errors import CheckpointError as CheckpointError
+from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
+
+# Metadata of a file: the note, fields that its format has no place for. Other readers ignore it.
+NOTE_KEY = "keras_vit"
+ZERO_ROWS_KEY = "keras_vit_empty_rows"  # position rows of zeros were added, because the format has them
 # A model may have this many times the weights of its file, because formats leave out biases that are zero, and this
 # many values in a fixed position embedding besides.
 _WEIGHTS_RATIO = 2
@@ -37,13 +36,39 @@ _SPARE_POSITIONS = 1 << 22
 # No model has more patches, unless the caller asks for them: attention to so many takes 16 GiB for each head.
 _MAX_PATCHES = 1 << 16
 
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Variables that every model of a format has, if the format has a name for them -> the numbers of axes they may have.
+_REQUIRED = {
+    "embedding/kernel": (4,),
+    "block_0/mlp/dense1/kernel": (2,),
+    "block_0/attention/query/kernel": (2, 3),
+    "block_0/token_mlp/dense1/kernel": (2,),
+}
+_TOKEN_KERNEL = "block_0/token_mlp/dense1/kernel"  # (tokens, tokens_mlp_dim)
+_LAYER_SCALE = 1e-5  # the usual initial value; no file states it
+# A config.json may differ from the tensors in these: how the head pools, and which head it is.
+_NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
+
+
+@dataclass(frozen=True)
+class KnownFields:
+    """Fields of ViTConfig that are known about a file besides its tensors' shapes; later ones override earlier ones."""
+
+    row_fields: Mapping[str, Any] = field(default_factory=dict)  # implied by the presence of tensors
+    json_fields: Mapping[str, Any] = field(default_factory=dict)  # stated in its config.json
+    recorded_fields: Mapping[str, Any] = field(default_factory=dict)  # noted by keras_vit, if it wrote the file
+    caller_fields: Mapping[str, Any] = field(default_factory=dict)  # stated by the caller
+    num_heads: int | None = None  # of the architecture that the caller expects; used if nothing else states it
+    image_size: Any = None  # that the caller wants; used for files that do not state their own
+
 
 class Checkpoint(NamedTuple):
     """An open file that holds a Vision Transformer."""
 
     container: Container
     table: Table
-    match: Match
+    tensors: MatchedTensors
     config: ViTConfig  # at the image size it was trained at
     has_zero_rows: bool = False  # whether zero position rows for the prefix tokens were added when it was written
 
@@ -73,154 +98,270 @@ def open_checkpoint(
         for name in table.names.beside:
             if (file.parent / name).is_file():
                 container.join(open_container(file.parent / name))
-        match = table.match(container.headers)
-        shapes = layout.variable_shapes(container.headers, match, table.layout)
+        tensors = table.match(container.headers)
         try:
-            hints = Hints(
-                row_fields=fields_of_rows(source.row for source in match.sources.values()),
-                json_fields={} if table.json is None else config_json.read_beside(file, table.json),
-                recorded_fields=config_json.from_metadata(container.metadata),
+            known_fields = KnownFields(
+                row_fields=fields_of_rows(source.row for source in tensors.sources.values()),
+                json_fields={} if table.json is None else read_beside(file, table.json),
+                recorded_fields=read_note(container.metadata),
                 caller_fields=facts or {},
                 num_heads=num_heads,
                 image_size=wanted_size,
             )
-            config = infer(shapes, table, hints)
-            is_size_given = wanted_size is not None or "image_size" in hints.caller_fields
+            config = infer(tensors.shapes, table, known_fields)
+            is_size_given = wanted_size is not None or "image_size" in known_fields.caller_fields
             check_size(container, config, is_size_given=is_size_given)
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
-        has_zero_rows = config.position_prefix and config_json.ZERO_ROWS_KEY in container.metadata
-        yield Checkpoint(container, table, match, config, has_zero_rows)
+        has_zero_rows = config.position_prefix and ZERO_ROWS_KEY in container.metadata
+        yield Checkpoint(container, table, tensors, config, has_zero_rows)
 
 
-def read_config(
-    path: str | os.PathLike[str],
-    *,
-    config: ViTConfig | Mapping[str, Any] | None = None,
-    format: str | None = None,
-    num_heads: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-) -> ViTConfig:
-    """Return the architecture of a checkpoint. Only headers are read, no weights.
-
-    Args:
-        path: the file or folder.
-        config: facts about the file that it cannot state itself, as for `load`.
-        format: one of `formats()` or a path to a .toml table of your own; None recognises it.
-        num_heads: number of attention heads that is expected, where nothing else states it.
-        image_size: size in pixels that is wanted, where the file does not state its own.
-
-    Raises:
-        CheckpointError: the file is damaged, malicious or not a Vision Transformer.
-        FileNotFoundError: there is no such file.
-
-    Example:
-
-    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
-    >>> keras_vit.converters.read_config(path).num_layers
-    4
-    """
-    file = find_weights(path)
-    if not is_keras_file(file):
-        hints: dict[str, Any] = {"num_heads": num_heads, "wanted_size": image_size}
-        with open_checkpoint(file, facts=to_facts(config), format=format, **hints) as checkpoint:
-            return checkpoint.written
-    check_keras_facts(config=config, format=format)
-    with keras_errors(file):
-        return ViTConfig(**saved_arguments(read_keras_config(file))["config"])
+def recognise(container: Container, tower: str = "") -> Table:
+    """Recognise the format of an open file by the names of its tensors."""
+    tables = [load_table(name, tower) for name in formats(tower)]
+    found = [table for table in tables if table.find_prefix(container.headers) is not None]
+    if len(found) == 1:
+        return found[0]
+    names = sorted(container.headers)
+    detected_by = {table.format: list(table.detect) for table in found or tables}
+    raise CheckpointError(
+        f"{container.path}: {'more than one' if found else 'no'} format is known by its tensors. "
+        f"Received {len(names)} tensors: {str(names[:5])[:300]}. Looked for {str(detected_by)[:500]}; format= accepts "
+        f"{formats(tower)} or a .toml table of your own. (Files of model.save_weights are read by model.load_weights.)"
+    )
 
 
-def detect(path: str | os.PathLike[str]) -> str:
-    """Return the name of the format of a file or folder.
-
-    Args:
-        path: the file, or a folder with the weights.
-
-    Raises:
-        CheckpointError: no known format has these tensor names; the message shows some of them.
-        FileNotFoundError: there is no such file.
-
-    Example:
-
-    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="big_vision")
-    >>> keras_vit.converters.detect(path)
-    'big_vision'
-    """
-    with open_files(find_weights(path)) as container:
-        return recognise(container).format
-
-
-def open_files(file: Path) -> Container:
-    """Open a file of weights, with all others if it is one of a checkpoint in several files."""
-    first, *others = _files_of(file)
-    container = open_container(first)
-    for other in others:
-        container.join(open_container(other))
-    return container
-
-
-def _files_of(file: Path) -> list[Path]:
-    """Return the files of a checkpoint: as many as the name of one says, and those that an index beside it names."""
-    names = {file.name}
-    if match := re.fullmatch(r"(.*-)\d{5}-of-(\d{5})(\..*)", file.name):
-        start, count, end = match.groups()
-        names |= {f"{start}{number:05}-of-{count}{end}" for number in range(1, int(count) + 1)}
-    for index in file.parent.glob("*.index.json"):
-        weight_map = config_json.read_object(index).get("weight_map")
-        if isinstance(weight_map, dict) and file.name in (indexed := {str(name) for name in weight_map.values()}):
-            names |= indexed
-    if missing := sorted(names.difference(other.name for other in file.parent.iterdir())):
-        raise CheckpointError(
-            f"{file.parent} lacks {len(missing)} of the {len(names)} files of this checkpoint: {quoted(missing[0])}"
-            f"{', ...' if missing[1:] else ''}. Download all of them again into one folder."
-        )
-    return [file.parent / name for name in sorted(names)]
-
-
-def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the facts about a file as a dict."""
-    if not isinstance(config, ViTConfig | Mapping | None):
-        raise ValueError(f"config must be a ViTConfig or a dict of its fields. Received: {config!r:.200}")
-    return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
-
-
-def is_keras_file(path: Path) -> bool:
-    """Return whether a file is one that `model.save("vit.keras")` writes, by its name."""
-    return path.suffix.casefold() == ".keras"
-
-
-def check_keras_facts(**facts: Any) -> None:
-    """Raise a ValueError if facts about a .keras file are given."""
-    if stated := [f"{name}={value!r:.200}" for name, value in facts.items() if value is not None]:
-        raise ValueError(f"A .keras file states everything itself. Received: {', '.join(stated)}")
-
-
-def saved_arguments(values: Mapping[str, Any], kind: str = "VisionTransformer") -> dict[str, Any]:
-    """Return the arguments of `from_config` in a .keras file's config.json; of a dtype policy only the name is used."""
-    if values.get("registered_name") != f"keras_vit>{kind}":
-        raise CheckpointError(
-            f"does not contain a {kind}. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
-        )
-    return plain_arguments(values.get("config"), kind)
-
-
-def plain_arguments(stored: Any, kind: str) -> dict[str, Any]:
-    """Return what `get_config` of a class returned, with the name of the dtype policy instead of the policy."""
-    match stored:
-        case {"config": dict(), "dtype": {"config": {"name": str(policy)}}, "name": str()}:
-            return {**stored, "dtype": policy}
-    raise CheckpointError(f"has a config.json that is not a {kind}'s")
-
-
-@contextlib.contextmanager
-def keras_errors(path: Path) -> Iterator[None]:
-    """Replace errors of what a .keras file describes by a CheckpointError that names the file."""
+def read_note(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Read the fields of ViTConfig in a file's note; raise a CheckpointError if the note is damaged."""
     try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: does not describe a valid model: {str(error)[:500]}") from error
+        fields = files.parse_object(metadata.get(NOTE_KEY, "{}"))
+        check_fields(fields)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"has a damaged note of its config: {str(error)[:200]}") from error
+    return fields
+
+
+# ---- from shapes to the config
+
+
+def infer(shapes: Shapes, table: Table, known_fields: KnownFields) -> ViTConfig:
+    """Infer the config that a file was trained with, from the shapes that its tensors have as variables.
+
+    Heads are a separate axis only if the file has one. Raise a CheckpointError if the tensors are not those of a Vision
+    Transformer, if they contradict the known fields, or if the caller must state a fact.
+    """
+    check_fields(known_fields.caller_fields)
+    for name, ranks in _REQUIRED.items():
+        if table.has_row(name) and (len(shapes.get(name, ())) not in ranks or 0 in shapes[name]):
+            raise CheckpointError(
+                f"is not a Vision Transformer in {table.format} format: {name} must have {ranks} axes. "
+                f"Received: {shapes.get(name, 'no tensor for it')}"
+            )
+    try:
+        fields = _all_fields(shapes, table, known_fields)
+        return ViTConfig(**fields)
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"does not describe a valid model: {str(error)[:500]}") from error
+
+
+def _all_fields(shapes: Shapes, table: Table, known_fields: KnownFields) -> dict[str, Any]:
+    # A tensor that the format never has is missing in every file: its absence does not mean another architecture.
+    is_resnet = not table.has_row("embedding/kernel")  # without blocks; its width is that of the feature map
+    own = {name: value for name, value in tensor_fields(shapes).items() if not (is_resnet and name == "hidden_size")}
+    own |= {name: value for name, value in table.config.items() if name in own}
+    json_fields = known_fields.json_fields
+    check_json(json_fields, own)
+    if own["layer_scale"] is not None:
+        own["layer_scale"] = json_fields.get("layer_scale", own["layer_scale"])
+    stated = {name: value for name, value in json_fields.items() if name not in own or name == "classifier"}
+    stated |= {**known_fields.row_fields, **known_fields.recorded_fields, **known_fields.caller_fields}
+    check_required(table, stated)
+    fields = _merge_fields(table.defaults, table.implied(shapes), own, stated)
+    fields["num_heads"] = find_num_heads(shapes, table, stated.get("num_heads"), known_fields.num_heads)
+    fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=is_resnet or bool(stated.get("resnet")))
+    if is_resnet and "hidden_size" not in stated:
+        fields["hidden_size"] = fields["resnet"].channels
+    fields["classifier"] = _classifier(fields, is_stated="classifier" in stated)
+    fields["labels"] = _labels(fields.get("labels"), fields["num_classes"])
+    fields["position_prefix"] = _position_prefix(shapes, fields)
+    fields["image_size"] = _image_size(shapes, fields, known_fields.image_size)
+    return fields
+
+
+def tensor_fields(shapes: Shapes) -> dict[str, Any]:
+    """Infer the fields of ViTConfig that follow from the shapes of a file's tensors."""
+
+    def axis_of(name: str, axis: int, default: int | None) -> int | None:
+        shape = shapes.get(name, ())
+        return shape[axis] if len(shape) >= -axis else default
+
+    features = read_features()
+    fields: dict[str, Any] = {name: variable in shapes for name, variable in features["present"].items()}
+    for name, row in features["sizes"].items():
+        fields[name] = axis_of(*(*row, None)[:3])
+    width = fields["hidden_size"]
+    reads_two = fields["class_token"] and width and axis_of("head/kernel", -2, 0) == 2 * width
+    pooling = "token_gap" if reads_two else "token" if fields["class_token"] else "gap"
+    return {
+        **fields,
+        # The embedding of a hybrid reads the channels of its ResNet.
+        "num_channels": axis_of("root/conv/kernel", -2, fields["num_channels"]),
+        "patch_size": shapes.get("embedding/kernel", (1, 1))[:2],
+        "num_layers": len({name.split("/")[0] for name in shapes if name.startswith("block_")}),
+        "classifier": "map" if "pool/probe" in shapes else pooling,
+        "key_bias": "block_0/attention/key/bias" in shapes or not fields["qkv_bias"],
+        "layer_scale": _LAYER_SCALE if "block_0/scale1/gamma" in shapes else None,
+    }
+
+
+@functools.cache
+def read_features() -> dict[str, Any]:
+    """Read converters/features.toml: how the variables of a model show its config."""
+    return files.read_toml(files.data_folder("converters") / "features.toml")
+
+
+def check_json(json_fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise if a config.json contradicts the tensors: then neither can be trusted."""
+    wrong = []
+    for name in set(known) & set(json_fields) - _NOT_COMPARED:
+        try:
+            stated = pair(json_fields[name], name) if name == "patch_size" else json_fields[name]
+        except ValueError as error:
+            raise CheckpointError(f"has a config.json in which {error}") from error
+        if stated != known[name]:
+            wrong.append(f"{name} {stated!r:.80} where the tensors have {known[name]!r}")
+    if wrong:
+        raise CheckpointError(f"has a config.json that says {'; '.join(sorted(wrong))}")
+
+
+def check_required(table: Table, stated: Mapping[str, Any]) -> None:
+    """Raise if neither a config.json nor the caller states a field that the tensors of a format do not tell."""
+    if unknown := [name for name in table.required if name not in stated]:
+        raise CheckpointError(
+            f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
+            f"does: pass config={{'{unknown[0]}': ...}} (--config {unknown[0]}=...)"
+        )
+
+
+def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge fields; later sources override earlier ones. preprocessing and resnet are merged field by field."""
+    merged: dict[str, Any] = {}
+    for source in sources:
+        for name, value in source.items():
+            earlier = merged.get(name)
+            if isinstance(earlier, Preprocessing | ResNetConfig) and isinstance(value, Mapping):
+                value = dataclasses.replace(earlier, **value)
+            merged[name] = value
+    return merged
+
+
+def find_num_heads(shapes: Shapes, table: Table, stated: int | None, expected: int | None) -> int:
+    """Number of heads that the tensors have, or else that is stated, or else expected."""
+    kernel = shapes.get("block_0/attention/query/kernel", shapes.get("pool/attention/query/kernel"))
+    if kernel is None:  # no attention
+        return 1 if stated is None else stated
+    found = kernel[1] if len(kernel) == 3 else stated if stated is not None else expected
+    if found is None:
+        raise CheckpointError(
+            f"is in {table.format} format, which does not say how many attention heads there are "
+            f"(the width is {kernel[0]}): pass config={{'num_heads': ...}} (--config num_heads=...)"
+        )
+    if stated not in (None, found):
+        raise CheckpointError(f"has {found} attention heads. Received: num_heads={stated}")
+    return found
+
+
+def _resnet(shapes: Shapes, numerics: ResNetConfig | None, *, is_required: bool) -> ResNetConfig | None:
+    if len(shapes.get("root/conv/kernel", ())) != 4:
+        if is_required:
+            raise CheckpointError("is described as a hybrid, but has no tensors of a ResNet")
+        return None
+    stages: dict[int, set[int]] = {}
+    for name in shapes:
+        unit = re.match(r"stage_(\d+)_unit_(\d+)/", name)
+        if unit:
+            stages.setdefault(int(unit[1]), set()).add(int(unit[2]))
+    num_layers = tuple(len(stages[stage]) for stage in sorted(stages))
+    widths = [shapes.get(f"stage_{stage}_unit_1/conv1/kernel", (0,))[-1] for stage in sorted(stages)]
+    width = shapes["root/conv/kernel"][-1]
+    fields: dict[str, Any] = {"num_layers": num_layers, "width_factor": width / 64}
+    if widths != [width * 2**stage for stage in range(len(widths))]:
+        fields["stage_widths"] = widths
+    outputs = [shapes.get(f"stage_{stage}_unit_1/conv3/kernel", (0,))[-1] for stage in sorted(stages)]
+    if outputs != [4 * width for width in widths]:
+        fields["stage_channels"] = outputs
+    try:
+        return dataclasses.replace(numerics or ResNetConfig(), **fields)
+    except ValueError as error:
+        raise CheckpointError(f"does not describe a valid ResNet: {error}") from error
+
+
+def _classifier(fields: Mapping[str, Any], *, is_stated: bool) -> str:
+    classifier: str = fields["classifier"]
+    if classifier == "token" and fields.get("final_norm") == "pooled" and not is_stated:
+        raise CheckpointError(
+            "does not say whether its last norm is applied to the class token or to the mean: "
+            "pass config={'classifier': 'token' or 'gap'} (--config classifier=gap)"
+        )
+    return "token_unpooled" if classifier == "unpooled" and fields["class_token"] else classifier
+
+
+def _labels(labels: Any, num_classes: int) -> str | tuple[str, ...] | None:
+    if labels is None or isinstance(labels, str):
+        return labels
+    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"labels are texts. Received: {labels!r:.200}")
+    return tuple(labels) if len(labels) == num_classes else None
+
+
+def _position_prefix(shapes: Shapes, fields: Mapping[str, Any]) -> bool:
+    """Decide whether the position embedding has rows for the prefix tokens; by its size if the format allows both."""
+    if "position_prefix" in fields or "position/embedding" not in shapes:
+        return bool(fields.get("position_prefix", True))
+    rows = math.prod(shapes["position/embedding"][:-1])
+    prefix = _probe(fields, position_prefix=True).num_prefix_tokens
+    if fields.get("image_size") is not None:
+        height, width = _probe(fields, image_size=fields["image_size"]).grid
+        return rows != height * width
+    if prefix and _is_square(rows) == _is_square(rows - prefix):
+        raise CheckpointError(
+            f"does not say whether its {rows} position embeddings include {prefix} prefix tokens: "
+            "pass config={'position_prefix': True or False} (--config position_prefix=true)"
+        )
+    return not _is_square(rows)
+
+
+def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
+    if fields.get("image_size") is not None:
+        return fields["image_size"]
+    mixed, rows = shapes.get(_TOKEN_KERNEL, ())[:1], shapes.get("position/embedding", ())[:-1]
+    if not (mixed or rows):
+        if wanted is None:
+            raise CheckpointError("has no position embedding to tell its resolution: pass image_size=")
+        return wanted
+    probe = _probe(fields)
+    # A token MLP has an input for every token.
+    tokens = mixed[0] - probe.num_prefix_tokens if mixed else math.prod(rows) - probe.position_prefix_tokens
+    if not _is_square(tokens):
+        name = f"token MLP for {mixed[0]} tokens" if mixed else f"position embedding {shapes['position/embedding']}"
+        raise CheckpointError(
+            f"its {name} does not fill a square grid: pass config={{'image_size': (height, width)}} as it was trained "
+            "(--config image_size=[HEIGHT,WIDTH])"
+        )
+    side = math.isqrt(tokens)
+    return side * probe.stride[0], side * probe.stride[1]
+
+
+def _probe(fields: Mapping[str, Any], **changes: Any) -> ViTConfig:
+    """Make a config for its derived properties only; its image is large enough for every patch."""
+    return ViTConfig(**{**fields, "image_size": 2**20, **changes})
+
+
+def _is_square(number: int) -> bool:
+    return number > 0 and math.isqrt(number) ** 2 == number
 
 
 def check_size(container: Container, config: ViTConfig, *, is_size_given: bool = False) -> None:
@@ -244,7 +385,7 @@ def check_size(container: Container, config: ViTConfig, *, is_size_given: bool =
 
 
 def _least_weights(config: ViTConfig) -> int:
-    """Return a number of weights that a model has at least: those of its largest matrices, without starting Keras."""
+    """Count the weights of a model's largest matrices, without starting Keras."""
     width, resnet = config.hidden_size, config.resnet
     learned = math.prod(config.grid) if config.position == "learned" else 0
     block = 2 * width * config.mlp_dim + 2 * config.num_tokens * (config.tokens_mlp_dim or 0)
@@ -257,40 +398,102 @@ def _least_weights(config: ViTConfig) -> int:
     return config.num_layers * block + width * around + sum(9 * number * channels**2 for number, channels in units)
 
 
-def recognise(container: Container, tower: str = "") -> Table:
-    """Return the table of an open file's format, which is recognised by the names of the tensors."""
-    tables = [load_table(name, tower) for name in formats(tower)]
-    found = [table for table in tables if table.find_prefix(container.headers) is not None]
-    if len(found) == 1:
-        return found[0]
-    names = sorted(container.headers)
-    marks = {table.format: list(table.marks.present) for table in found or tables}
-    raise CheckpointError(
-        f"{container.path}: {'more than one' if found else 'no'} format is known by its tensors. "
-        f"Received {len(names)} tensors: {str(names[:5])[:300]}. Looked for {str(marks)[:500]}; format= accepts "
-        f"{formats(tower)} or a .toml table of your own. (Files of model.save_weights are read by model.load_weights.)"
-    )
+def read_config(
+    path: str | os.PathLike[str],
+    *,
+    config: ViTConfig | Mapping[str, Any] | None = None,
+    format: str | None = None,
+    num_heads: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> ViTConfig:
+    """Read the architecture of a checkpoint from its headers, without the weights.
+
+    Args:
+        path: the file or folder.
+        config: facts about the file that it cannot state itself, as for `load`.
+        format: one of `formats()` or a path to a .toml table of your own; None recognises it.
+        num_heads: number of attention heads that is expected, where nothing else states it.
+        image_size: size in pixels that is wanted, where the file does not state its own.
+
+    Raises:
+        CheckpointError: the file is damaged, malicious or not a Vision Transformer.
+        FileNotFoundError: there is no such file.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
+    >>> keras_vit.converters.read_config(path).num_layers
+    4
+    """
+    file = find_weights(path)
+    if not is_keras_file(file):
+        expected: dict[str, Any] = {"num_heads": num_heads, "wanted_size": image_size}
+        with open_checkpoint(file, facts=to_facts(config), format=format, **expected) as checkpoint:
+            return checkpoint.written
+    check_keras_facts(config=config, format=format)
+    with keras_errors(file):
+        return ViTConfig(**saved_arguments(read_keras_config(file))["config"])
 
 
-def find_weights(path: str | os.PathLike[str]) -> Path:
-    """Return the file of weights at a path: the path itself, or the one such file in a folder."""
-    path = Path(as_path(path, "path"))
-    if not path.exists():
-        raise FileNotFoundError(f"There is no file or folder {str(path)!r}")
-    if not path.is_dir():
-        return path
-    for pattern in _WEIGHTS:
-        files = sorted(path.glob(pattern))
-        if not set(files[1:]).issubset(_files_of(files[0]) if files else ()):
-            names = [file.name for file in files]
-            raise CheckpointError(f"{path} holds more than one file of weights: name one of them: {abbreviated(names)}")
-        if files:
-            return files[0]
-    if (path / _CHECKPOINTS).is_dir():
-        best = f", or name {path / _BEST}, its best model so far" if (path / _BEST).exists() else ""
+def detect(path: str | os.PathLike[str]) -> str:
+    """Recognise the format of a file or folder, and return its name.
+
+    Args:
+        path: the file, or a folder with the weights.
+
+    Raises:
+        CheckpointError: no known format has these tensor names; the message shows some of them.
+        FileNotFoundError: there is no such file.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="big_vision")
+    >>> keras_vit.converters.detect(path)
+    'big_vision'
+    """
+    with open_files(find_weights(path)) as container:
+        return recognise(container).format
+
+
+def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Convert facts about a file to a dict."""
+    if not isinstance(config, ViTConfig | Mapping | None):
+        raise ValueError(f"config must be a ViTConfig or a dict of its fields. Received: {config!r:.200}")
+    return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
+
+
+# ---- models saved as .keras
+
+
+def check_keras_facts(**facts: Any) -> None:
+    """Raise a ValueError if facts about a .keras file are given."""
+    if stated := [f"{name}={value!r:.200}" for name, value in facts.items() if value is not None]:
+        raise ValueError(f"A .keras file states everything itself. Received: {', '.join(stated)}")
+
+
+@contextlib.contextmanager
+def keras_errors(path: Path) -> Iterator[None]:
+    """Replace errors of what a .keras file describes by a CheckpointError that names the file."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: does not describe a valid model: {str(error)[:500]}") from error
+
+
+def saved_arguments(values: Mapping[str, Any], kind: str = "VisionTransformer") -> dict[str, Any]:
+    """Read the arguments of `from_config` in a .keras file's config.json; of a dtype policy only the name is used."""
+    if values.get("registered_name") != f"keras_vit>{kind}":
         raise CheckpointError(
-            f"{path} is a training run that has not finished: it has no {_WEIGHTS[0]} yet. Start the run again with "
-            f"the same arguments to finish it{best}."
+            f"does not contain a {kind}. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
         )
-    names = sorted(file.name for file in path.iterdir())[:10]
-    raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {names}")
+    return plain_arguments(values.get("config"), kind)
+
+
+def plain_arguments(stored: Any, kind: str) -> dict[str, Any]:
+    """Check the saved result of a class's `get_config`, and replace the dtype policy by its name."""
+    match stored:
+        case {"config": dict(), "dtype": {"config": {"name": str(policy)}}, "name": str()}:
+            return {**stored, "dtype": policy}
+    raise CheckpointError(f"has a config.json that is not a {kind}'s")

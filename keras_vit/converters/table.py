@@ -7,6 +7,7 @@ import dataclasses
 import fnmatch
 import functools
 import json
+import math
 import os
 import re
 from collections import defaultdict
@@ -26,6 +27,10 @@ from keras_vit.model.config_groups import TextConfig
 # No model has more blocks; a header can claim a stack of any number of empty ones.
 MAX_LAYERS = 256
 
+POSITION = "position/embedding"
+PATCHES = "embedding/kernel"
+PREFIX = ("prefix/cls", "prefix/distillation", "prefix/registers")  # in the order of the tokens
+TORCH_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # OIHW -> HWIO, (out, in) -> (in, out)
 PLACEHOLDER = re.compile(r"\{(\w+)(-1|:02)?\}")
 
 
@@ -33,7 +38,7 @@ PLACEHOLDER = re.compile(r"\{(\w+)(-1|:02)?\}")
 class TensorNames:
     """The rules that turn the names in a file into those of a table's rows."""
 
-    prefixes: tuple[str, ...] = ("",)  # accepted before every name; the first with which the marks are found is used
+    prefixes: tuple[str, ...] = ("",)  # accepted before every name; the first that is recognised is used
     write_prefix: str = ""  # written before every name
     head_prefix: str = ""  # written before every name except the head's, if the model has a head
     ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
@@ -47,14 +52,14 @@ class TensorNames:
     beside: tuple[str, ...] = ()  # other files of weights in the same folder, read with the first
 
     def spell(self, name: str) -> str:
-        """Return a name with the parts in `spelled` replaced; # in a replacement is the part's last number."""
+        """Replace the parts in `spelled`; # in a replacement is the part's last number."""
         for part, other in self.spelled.items():
             number = r"(?P<last>\d{1,9})".join(re.escape(part).replace(r"\#", r"\d{1,9}").rsplit(r"\d{1,9}", 1))
             name = re.sub(number, other.replace("\\", r"\\").replace("#", r"\g<last>"), name)
         return name
 
     def unstack(self, name: str, header: Header) -> list[tuple[str, int | None]]:
-        """Return (name, index) for each block of a stacked tensor, or a single tensor's own name and None."""
+        """List (name, index) for each block of a stacked tensor, or a single tensor's own name and None."""
         for stack, single in self.stacked.items():
             if name.startswith(stack) and header.shape and header.shape[0] <= MAX_LAYERS:
                 rest = name.removeprefix(stack)
@@ -62,7 +67,7 @@ class TensorNames:
         return [(name, None)]
 
     def renumbered(self, names: list[str]) -> dict[str, str]:
-        """Return each name with the children of the `renumber` modules counted class by class, as flax's Linen does."""
+        """Count the children of the `renumber` modules class by class, as flax's Linen does: name -> new name."""
         parents = [pattern(parent) for parent in self.renumber]
         split = {name: _split_child(name, parents) for name in names}
         numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -90,7 +95,7 @@ def _split_child(name: str, parents: list[re.Pattern[str]]) -> tuple[str, str, i
 
 @functools.cache
 def pattern(template: str) -> re.Pattern[str]:
-    """Return the pattern of all names that a template stands for."""
+    """Compile a template to the pattern of all its names."""
     pieces, end = [], 0
     for found in PLACEHOLDER.finditer(template):
         # A placeholder stands for a number; in the table's own names it stands for itself.
@@ -100,7 +105,7 @@ def pattern(template: str) -> re.Pattern[str]:
 
 
 def fill(template: str, values: Mapping[str, str], shift: int = 0, shifted_in: str | None = None) -> str:
-    """Return a template with its placeholders filled; those written {s-1} (here or in `shifted_in`) move by `shift`."""
+    """Fill the placeholders of a template; those written {s-1} (here or in `shifted_in`) move by `shift`."""
     shifted = {name for name, option in PLACEHOLDER.findall(shifted_in or template) if option == "-1"}
     moved = {name: str(int(value) + shift * (name in shifted)) for name, value in values.items()}
     # {u:02} has two digits.
@@ -108,7 +113,7 @@ def fill(template: str, values: Mapping[str, str], shift: int = 0, shifted_in: s
 
 
 def wildcard(template: str) -> str:
-    """Return a template with * for its placeholders, as fnmatch reads it."""
+    """Replace the placeholders of a template by *, for fnmatch."""
     return PLACEHOLDER.sub("*", template.removeprefix("/"))
 
 
@@ -164,7 +169,7 @@ class Row:
 
     @property
     def is_kernel(self) -> bool:
-        """Return whether the variable is a matrix or a convolution that a torch file has in another order of axes."""
+        """Whether the variable is a matrix or a convolution that a torch file has in another order of axes."""
         return self.variable.endswith("/kernel") and not self.is_untransposed
 
 
@@ -177,43 +182,13 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Match:
+class MatchedTensors:
     """The tensors of a file, matched with a table: the source of every variable, and the names that no row has."""
 
     sources: dict[str, Source]
+    shapes: dict[str, tuple[int, ...]]  # of the tensors as variables, by the variable; see `variable_shape`
     unknown: list[str]
     other_parts: list[str] = field(default_factory=list)  # of a text tower, a decoder or an optimizer: not read
-
-
-class Marks(NamedTuple):
-    """Tensors by which a format is recognised: all of `present` (of "a | b" one is enough), none of `absent`."""
-
-    present: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """Fields of ViTConfig that a format implies."""
-
-    config: Mapping[str, Any] = field(default_factory=dict)  # values of all its files, unless the tensors say otherwise
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # values that its users choose, such as preprocessing
-    without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # variable -> fields its absence implies
-    zeros: tuple[str, ...] = ()  # variables that are zero where a file has no tensor for them
-    required: tuple[str, ...] = ()  # fields that config.json or the caller must state
-    refused: tuple[Mapping[str, Any], ...] = ()  # combinations of values that the format cannot hold
-
-    def implied(self, variables: Container[str]) -> dict[str, Any]:
-        """Return the fields that a file with these variables implies, `defaults` apart."""
-        fields = dict(self.config)
-        for variable, implied in self.without.items():
-            if variable not in variables:
-                fields |= implied
-        return fields
-
-    def is_zero_without_tensor(self, variable: str) -> bool:
-        """Return whether a variable is zero in files that have no tensor for it."""
-        return any(pattern(template).fullmatch(variable) for template in self.zeros)
 
 
 @dataclass(frozen=True)
@@ -224,22 +199,29 @@ class Table:
     container: str  # of its files: "npz", "safetensors" or "h5"
     layout: str  # "keras" or "torch", see layout.py
     rows: tuple[Row, ...]
-    marks: Marks = Marks()
+    detect: tuple[str, ...] = ()  # tensors that its files have; of "a | b" one is enough
+    detect_absent: tuple[str, ...] = ()  # tensors that its files do not have
     names: TensorNames = TensorNames()
-    meaning: Meaning = Meaning()
+    # Fields of ViTConfig that the format implies.
+    config: Mapping[str, Any] = field(default_factory=dict)  # values of all its files, unless the tensors say otherwise
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # values that its users choose, such as preprocessing
+    without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # variable -> fields its absence implies
+    zeros: tuple[str, ...] = ()  # variables that are zero where a file has no tensor for them
+    required: tuple[str, ...] = ()  # fields that config.json or the caller must state
+    refused: tuple[Mapping[str, Any], ...] = ()  # combinations of values that the format cannot hold
     json: JsonConfig | None = None  # None for a format without a config.json
     writable: bool = True
 
     def find_prefix(self, names: Iterable[str]) -> str | None:
-        """Return the prefix with which these names have all marks of the format, or None if they are another format."""
+        """Find the prefix with which these names are recognised as the format's; None if they are another format's."""
         present = {self.names.spell(name) for name in names}
         for prefix in self.names.prefixes:
-            marked = all(any(prefix + one in present for one in mark.split(" | ")) for mark in self.marks.present)
-            if marked and not any(prefix + mark in present for mark in self.marks.absent):
+            marked = all(any(prefix + name in present for name in mark.split(" | ")) for mark in self.detect)
+            if marked and not any(prefix + mark in present for mark in self.detect_absent):
                 return prefix
         return None
 
-    def match(self, headers: Mapping[str, Header]) -> Match:
+    def match(self, headers: Mapping[str, Header]) -> MatchedTensors:
         """Find the tensor of every variable among those of a file."""
         prefix = self.find_prefix(headers) or ""
         names = {
@@ -263,12 +245,16 @@ class Table:
         sources |= {variable: Source(name, Row(variable, name)) for name, variable in own.items()}
         parent = prefix[: prefix.rstrip("/").rfind("/") + 1]
         other_parts += [name.removeprefix(parent) for name in headers if name not in names and name not in own]
-        return Match(sources, unknown, other_parts)
+        shapes = {
+            variable: variable_shape(headers[source.tensor].shape, source, self.layout)
+            for variable, source in sources.items()
+        }
+        return MatchedTensors(sources, shapes, unknown, other_parts)
 
     def _find_sources(
         self, names: Mapping[str, str], headers: Mapping[str, Header], present: Mapping[str, tuple[int, ...]]
     ) -> dict[str, dict[str, Source]]:
-        """Return the variables that each tensor of a file holds; `names` are the tensors' names in the table."""
+        """Find the variables that each tensor of a file holds; `names` are the tensors' names in the table."""
         blocks = {name: self.names.unstack(spelled, headers[name]) for name, spelled in names.items()}
         canonical = self.names.renumbered([single for pairs in blocks.values() for single, _ in pairs])
         sources: dict[str, dict[str, Source]] = {name: {} for name in names}
@@ -279,7 +265,7 @@ class Table:
         return sources
 
     def tensor_of(self, variable: str, config: Mapping[str, Any]) -> Source | None:
-        """Return where a variable of a model with this config is written, or None if the format has no place for it."""
+        """Find the tensor for a variable of a model with this config; None if the format has no place for it."""
         for row in self.rows:
             found = pattern(row.variable).fullmatch(variable)
             if found and all(lookup(config, name) == value for name, value in row.only_if):
@@ -288,12 +274,24 @@ class Table:
                 return Source(prefix + fill(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
         return None
 
+    def implied(self, variables: Container[str]) -> dict[str, Any]:
+        """Look up the fields that a file with these variables implies, `defaults` apart."""
+        fields = dict(self.config)
+        for variable, implied in self.without.items():
+            if variable not in variables:
+                fields |= implied
+        return fields
+
+    def is_zero_without_tensor(self, variable: str) -> bool:
+        """Whether a variable is zero in files that have no tensor for it."""
+        return any(pattern(template).fullmatch(variable) for template in self.zeros)
+
     def has_row(self, variable: str) -> bool:
-        """Return whether the format has a name for a variable."""
+        """Whether the format has a name for a variable."""
         return any(pattern(row.variable).fullmatch(variable) for row in self.rows)
 
     def _variables(self, canonical: str, present: Mapping[str, tuple[int, ...]]) -> list[tuple[str, Row]]:
-        """Return every variable that a tensor holds, with its row; `present` are the shapes of all tensors."""
+        """Find every variable that a tensor holds, with its row; `present` are the shapes of all tensors."""
         found = []
         for row_pattern, row in self._patterns:
             match = row_pattern.fullmatch(canonical)
@@ -312,8 +310,38 @@ class Table:
         return [(pattern(canonical[names[row.tensor]]), row) for row in self.rows]
 
 
+def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple[int, ...]:
+    """Convert the shape of a file's tensor to that of a variable; in layout "torch" the heads stay folded."""
+    row = source.row
+    if source.layer is not None:
+        shape = shape[1:]
+    _, count = row.part
+    if count > 1 and shape:
+        shape = (shape[0] // count, *shape[1:])
+    if row.folds_class_row and len(shape) > 1:
+        shape = (*shape[:-2], shape[-2] - 1, shape[-1])
+    if layout == "torch" and row.is_kernel:
+        shape = tuple(shape[axis] for axis in TORCH_AXES.get(len(shape), range(len(shape))))
+    return shape if row.rank is None else without_leading_ones(shape)
+
+
+def fold_heads(shape: tuple[int, ...], row: Row) -> tuple[int, ...]:
+    """Fold the heads: kernels (D, H, d) and (H, d, D) become square matrices, biases (H, d) become vectors."""
+    if row.is_kernel and len(shape) == 3:
+        side = math.isqrt(math.prod(shape))
+        return (side, side)
+    return (math.prod(shape),) if row.variable.endswith("/bias") else shape
+
+
+def without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Drop the leading axes of length 1."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
 def formats(tower: str = "") -> list[str]:
-    """Return the names of the checkpoint formats, in alphabetical order.
+    """Names of the checkpoint formats, in alphabetical order.
 
     Args:
         tower: "" for images, or "text" for the text towers of pairs.
@@ -327,7 +355,7 @@ def formats(tower: str = "") -> list[str]:
 
 
 def load_table(format: str | os.PathLike[str], tower: str = "") -> Table:
-    """Return the table of a format: one of `formats(tower)`, or a path to your own .toml file."""
+    """Load the table of a format: one of `formats(tower)`, or a path to your own .toml file."""
     if as_path(format, "format").endswith(".toml"):
         return _read_table(Path(format).resolve(), tower)
     if format not in formats(tower):
@@ -338,17 +366,17 @@ def load_table(format: str | os.PathLike[str], tower: str = "") -> Table:
 
 
 def _folder(tower: str) -> Path:
-    """Return the folder of the tables for images, or for the other `tower` of an image and text pair."""
+    """Folder of the tables for images, or for the other `tower` of an image and text pair."""
     return files.data_folder("converters") / "checkpoints" / tower
 
 
 def fields_of_rows(rows: Iterable[Row]) -> dict[str, Any]:
-    """Return the fields of ViTConfig that the presence of these rows' tensors implies."""
+    """Fields of ViTConfig that the presence of these rows' tensors implies."""
     return {name: value for row in rows for name, value in row.only_if if "." not in name}
 
 
 def lookup(values: Mapping[str, Any], path: str | None, default: Any = None) -> Any:
-    """Return the value at a dotted path, or else a default; tuples are returned as lists, as in TOML and JSON."""
+    """Look up the value at a dotted path, or else a default; tuples become lists, as in TOML and JSON."""
     value: Any = values
     for key in (path or "").split("."):
         if not isinstance(value, Mapping) or key not in value:
@@ -362,7 +390,7 @@ def _matches(name: str, globs: Iterable[str]) -> bool:
 
 
 def _read_raw(path: Path, tower: str) -> dict[str, Any]:
-    """Return the keys of a table, over those of its `base`: tables are merged, other values replaced."""
+    """Read the keys of a table over those of its `base`: tables are merged, other values replaced."""
     raw = files.read_toml(path)
     base = raw.pop("base", None)
     if base is None:
@@ -392,21 +420,16 @@ def _read_table(path: Path, tower: str = "") -> Table:
         kind = TextConfig if tower == "text" else ViTConfig
         raw["without"] = {variable: _parse_fields(fields, kind) for variable, fields in raw.get("without", {}).items()}
         raw |= {key: _parse_fields(raw[key], kind) for key in ("config", "defaults") if key in raw}
-        return Table(
-            rows=tuple(_row(variable, text) for variable, texts in raw["tensors"].items() for text in texts),
-            marks=Marks(tuple(raw["detect"]), tuple(raw.get("detect_absent", ()))),
-            names=TensorNames(**_arguments(TensorNames, raw)),
-            meaning=Meaning(**_arguments(Meaning, raw)),
-            json=JSON_CONFIGS[raw["json"]] if "json" in raw else None,
-            **{key: raw[key] for key in ("format", "container", "layout", "writable") if key in raw},
-        )
+        raw["json"] = JSON_CONFIGS[raw["json"]] if "json" in raw else None
+        rows = tuple(_row(variable, text) for variable, texts in raw["tensors"].items() for text in texts)
+        return Table(rows=rows, names=TensorNames(**_arguments(TensorNames, raw)), **_arguments(Table, raw))
     except (ArithmeticError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def _arguments(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a table that are fields of a dataclass, lists as tuples."""
-    names = {one.name for one in dataclasses.fields(kind)}
+    """Select the keys of a table that are fields of a dataclass, lists as tuples."""
+    names = {field.name for field in dataclasses.fields(kind)}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
 
 

@@ -184,8 +184,8 @@ def cards() -> dict[str, MapCard]:
 
 
 def fetch_card(name: str, *, accept_license: bool) -> Path:
-    """Download a published model and the files beside it; errors as `dense.load`."""
-    from keras_vit._util.downloads import check_licence, fetch
+    """Return the file of a published model after fetching what is beside it; errors as `dense.load`."""
+    from keras_vit._util.downloads import check_license, fetch
 
     known = cards()
     if name not in known:
@@ -194,7 +194,7 @@ def fetch_card(name: str, *, accept_license: bool) -> Path:
         )
     card = known[name]
     folder = f"hf://{card.repository}/"
-    check_licence(f"{folder}model.safetensors", name, card.license, card.terms, is_accepted=accept_license)
+    check_license(f"{folder}model.safetensors", name, card.license, card.terms, is_accepted=accept_license)
     for beside in ("config.json", "preprocessor_config.json"):
         fetch(folder + beside)
     return fetch(f"{folder}model.safetensors")

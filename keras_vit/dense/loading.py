@@ -3,18 +3,24 @@
 import dataclasses
 import fnmatch
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from keras_vit._util import files
-from keras_vit._util.checks import as_path, given
-from keras_vit.converters import assign, config_json, infer, layout, loading, source
+from keras_vit._util.checks import as_path, given, warn_renamed
+from keras_vit.converters import config_json, loading, source
 from keras_vit.converters.config_json import read_object
-from keras_vit.converters.containers import Container, KerasContainer, read_keras_config
-from keras_vit.converters.source import check_size, find_weights, is_keras_file, keras_errors, plain_arguments
-from keras_vit.converters.table import Marks, Table, fields_of_rows, load_table
+from keras_vit.converters.containers import (
+    Container,
+    KerasContainer,
+    find_weights,
+    is_keras_file,
+    open_files,
+    read_keras_config,
+)
+from keras_vit.converters.source import check_size, keras_errors, plain_arguments
+from keras_vit.converters.table import Table, fields_of_rows, load_table
 from keras_vit.dense.config import MapConfig, fetch_card, four_blocks, last_blocks
 from keras_vit.dense.model import DenseModel
 from keras_vit.errors import CheckpointError
@@ -249,7 +255,7 @@ def load(
         max_depth: greatest depth in metres, where neither file nor its name says it. Meta's linear NYU heads are read
             with the 10 m that they were trained with; the hub's code spreads their bins to 80 m.
         accept_license: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
-        accept_licence: deprecated name of accept_license.
+        accept_licence: earlier spelling of `accept_license`, accepted in this version.
 
     Returns:
         The model: prepared images -> float32 depth (batch, rows, columns) or logits (batch, rows, columns, classes), at
@@ -267,17 +273,17 @@ def load(
         >>> keras_vit.dense.load("depth.keras").predict_maps(np.zeros((1, 50, 70, 3), "uint8"))[0].shape
         (50, 70)
     """
-    if accept_licence is not None:
-        warnings.warn("keras_vit: accept_licence is called accept_license now", DeprecationWarning, stacklevel=2)
-        accept_license = accept_licence
     name = as_path(path, "path")
-    file = source.find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)
-    if source.is_keras_file(file):
+    if accept_licence is not None:
+        warn_renamed("accept_licence", "accept_license")
+        accept_license = accept_license or accept_licence
+    file = find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)
+    if is_keras_file(file):
         return _load_keras(file, backbone)
     if isinstance(backbone, str | os.PathLike):
         backbone = _load_backbone(Path(backbone))
     stated = given(blocks=blocks, max_depth=max_depth)
-    with source.open_files(file) as container:
+    with open_files(file) as container:
         head = _find_head_table(container)
         prefix = next((start for start in _BACKBONES if any(name.startswith(start) for name in container.headers)), "")
         try:
@@ -332,13 +338,13 @@ def _load_head(
             f"{container.path} holds only a head: pass backbone=, the VisionTransformer that it was trained on, or "
             'its file, such as "dinov2_vits14_pretrain.pth"'
         )
-    match = table.match(container.headers)
-    shapes = layout.variable_shapes(container.headers, match, table.layout)
+    tensors = table.match(container.headers)
+    shapes = tensors.shapes
     fields = _fields_of_tensors(shapes)
     inputs = shapes.get("map_logits/kernel", shapes.get("map_bins/kernel", (0,)))[0]
     fields |= dinov2_fields(container.path, fields, inputs, backbone.config)
     model = DenseModel(backbone, MapConfig(**{**fields, **stated}))
-    _assign(source.Checkpoint(container, table, match, model.config), model, reads_backbone=False)
+    _assign(source.Checkpoint(container, table, tensors, model.config), model, reads_backbone=False)
     return model
 
 
@@ -346,21 +352,21 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
     """Load a file that holds a head and its backbone."""
     name, inside = _BACKBONES[prefix]
     table = _add_head_rows(load_table(name), prefix, head)
-    match = table.match(container.headers)
-    shapes = layout.variable_shapes(container.headers, match, table.layout)
+    tensors = table.match(container.headers)
+    shapes = tensors.shapes
     values = config_json.read_object(beside) if (beside := container.path.parent / "config.json").is_file() else {}
     if prefix != "pretrained." and not values:
         raise CheckpointError("needs the config.json of its folder, which says which blocks the head reads")
     own = values.get(inside) if inside else values
     width = shapes.get("encoder_norm/gamma", (0,))[0]
     heads = _DEFAULT_HEADS if values else width // _HEAD_SIZE
-    hints = infer.Hints(
-        row_fields=fields_of_rows(tensor.row for tensor in match.sources.values()),
+    known_fields = source.KnownFields(
+        row_fields=fields_of_rows(tensor.row for tensor in tensors.sources.values()),
         json_fields=_json_fields(values, own, table),
         num_heads=heads or None,
     )
-    config = infer.infer(
-        {path: shape for path, shape in shapes.items() if not path.startswith(_HEAD_VARIABLES)}, table, hints
+    config = source.infer(
+        {path: shape for path, shape in shapes.items() if not path.startswith(_HEAD_VARIABLES)}, table, known_fields
     )
     source.check_size(container, config)
     fields = _fields_of_tensors(shapes)
@@ -368,7 +374,7 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
         fields |= depth_anything_fields(container.path, config, stated)
         preparation = {**PILLOW_BICUBIC, **IMAGENET}
     else:
-        fields |= huggingface_fields(values, config, labels=hints.json_fields.get("labels"))
+        fields |= huggingface_fields(values, config, labels=known_fields.json_fields.get("labels"))
         preparation, framing = huggingface_processor(container.path.parent, config.size)
         fields |= framing
     if prefix == "dpt.":
@@ -376,7 +382,7 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
     config = config.replace(classifier="gap", num_classes=0, preprocessing=Preprocessing(**preparation))
     with layers.uninitialized():
         model = DenseModel(VisionTransformer(config), MapConfig(**{**fields, **stated}))
-    _assign(source.Checkpoint(container, table, match, config), model, reads_backbone=True)
+    _assign(source.Checkpoint(container, table, tensors, config), model, reads_backbone=True)
     return model
 
 
@@ -392,7 +398,7 @@ def _json_fields(values: Mapping[str, Any], own: Any, table: Table) -> dict[str,
 def _add_head_rows(table: Table, prefix: str, head: Table) -> Table:
     """Give the names of a backbone's table a prefix, and add the rows of a head."""
     names = dataclasses.replace(table.names, prefixes=(prefix,), ignore=(*table.names.ignore, *head.names.ignore))
-    return dataclasses.replace(table, marks=Marks(), names=names, rows=(*table.rows, *head.rows))
+    return dataclasses.replace(table, detect=(), detect_absent=(), names=names, rows=(*table.rows, *head.rows))
 
 
 def _fields_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -417,8 +423,8 @@ def _fields_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 def _assign(checkpoint: source.Checkpoint, model: DenseModel, *, reads_backbone: bool) -> None:
     """Read the weights of the head, and of the whole backbone."""
-    backbone = assign.variables_by_path(model.backbone)
-    head = {path: value for path, value in assign.variables_by_path(model).items() if path not in backbone}
+    backbone = loading.variables_by_path(model.backbone)
+    head = {path: value for path, value in loading.variables_by_path(model).items() if path not in backbone}
     variables = {**backbone, **head} if reads_backbone else head
-    assign.check(checkpoint, variables, skip=_UNUSED_VARIABLES)
-    assign.assign(checkpoint, model, variables)
+    loading.check_tensors(checkpoint, variables, skip=_UNUSED_VARIABLES)
+    loading.assign_tensors(checkpoint, model, variables)

@@ -21,14 +21,14 @@ IMAGE_ERRORS = (OSError, ValueError, ArithmeticError, MemoryError)  # of one ima
 def classify_each(
     model: Any, images: Any, *, top: int, batch_size: int = BATCH
 ) -> Iterator[list[Prediction] | Exception]:
-    """Yield the predictions of each image, or the error of one that cannot be read; arguments as for `classify`."""
+    """Predict the classes of each image, or yield the error of one that cannot be read; arguments as for `classify`."""
     check_counts(top=top, batch_size=batch_size)
     single = single_images(images)
     size = 0
     while group := list(itertools.islice(single, batch_size)):
         size = size or len(group)  # the first group's: smaller ones are padded
         prepared = [prepare(model, image) for image in group]
-        readable = [each for each in prepared if not isinstance(each, Exception)]
+        readable = [image for image in prepared if not isinstance(image, Exception)]
         rankings: Iterator[list[Prediction]] = iter(())
         if readable:
             batch = np.concatenate(readable + readable[-1:] * (size - len(readable)))
@@ -36,11 +36,11 @@ def classify_each(
             logits = model.predict_on_batch(batch)[: len(readable)]
             check_finite(logits.max(axis=-1))  # -inf alone is a class that is never predicted
             rankings = iter(model.decode_predictions(logits, top))
-        yield from (each if isinstance(each, Exception) else next(rankings) for each in prepared)
+        yield from (image if isinstance(image, Exception) else next(rankings) for image in prepared)
 
 
 def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
-    """Return the normalized embeddings of images; arguments and errors as for `embed`."""
+    """Compute the normalized embeddings of images; arguments and errors as for `embed`."""
     layer = "logits" if model.task.embedding_output() == "logits" else "pre_logits"
     check_counts(batch_size=batch_size)
     single = single_images(images)
@@ -65,13 +65,13 @@ def check_finite(outputs: np.ndarray) -> None:
 
 
 def unit_length(features: np.ndarray) -> np.ndarray:
-    """Return rows divided by their lengths, float32."""
+    """Divide rows by their lengths, float32."""
     vectors = features.astype(np.float64)
     return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)).astype(np.float32)
 
 
 def prepare(model: Any, image: Any) -> np.ndarray | Exception:
-    """Return an image as `model.preprocess` does, or the error of an image that cannot be read."""
+    """Prepare an image by `model.preprocess`, or return the error of one that cannot be read."""
     try:
         return model.preprocess(image)
     except IMAGE_ERRORS as error:
@@ -79,7 +79,7 @@ def prepare(model: Any, image: Any) -> np.ndarray | Exception:
 
 
 def single_images(images: Any) -> Iterator[Any]:
-    """Yield the images of nested lists, batches, folders and patterns one by one."""
+    """Iterate over the images of nested lists, batches, folders and patterns."""
     if isinstance(images, str | os.PathLike):
         yield from image_files([images])
     elif isinstance(images, list | tuple):

@@ -65,7 +65,7 @@ class Preprocessing(Checked):
         return self.interpolation in ("bicubic", "lanczos3")
 
     @property
-    def is_pillows(self) -> bool:
+    def matches_pillow(self) -> bool:
         """True if images are resized exactly as Pillow does."""
         return self.round_pixels and self.antialias and self.interpolation in ("bilinear", "bicubic", "lanczos3")
 
@@ -161,19 +161,19 @@ class Group(Checked):
     """Base of the groups."""
 
     def _unmet(self, feature: str, **needed: Any) -> Iterator[str]:
-        """Yield a sentence if fields do not have the values that a feature needs."""
+        """Describe fields that do not have the values that a feature needs."""
         if wrong := {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}:
             wants, has = (", ".join(f"{name}={values[name]!r:.200}" for name in wrong) for values in (needed, wrong))
             yield f"{feature} needs {wants}. Received: {has}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, for JSON, with which the class makes an equal config."""
+        """Convert the fields to plain values, for JSON, with which the class makes an equal config."""
         return asdict(self)
 
     @classmethod
     def part_of(cls, other: Any) -> Self:
-        """Return the fields of this group that another object has."""
-        return cls(**{one.name: getattr(other, one.name) for one in fields(cls)})
+        """Take the fields of this group from another object."""
+        return cls(**{field.name: getattr(other, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ class StemConfig(Group):
         return self.grid_of(self.size)
 
     def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Return the number of patches, (rows, columns), for another image size.
+        """Number of patches, (rows, columns), for another image size.
 
         Args:
             image_size: (height, width) of the image in pixels.

@@ -42,7 +42,7 @@ def no_values() -> Iterator[None]:
 
 
 def symbolic_model(config: ViTConfig) -> VisionTransformer:
-    """Return a float32 model without values, in a fraction of a second; only its structure can be read."""
+    """Build a float32 model without values, in a fraction of a second; only its structure can be read."""
     with no_values(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "keras_vit: ", UserWarning)  # nobody asked for this model
         return VisionTransformer(config, dtype="float32")
@@ -68,7 +68,7 @@ FIELDS = """
 
 
 @dataclass(frozen=True)
-class Part:
+class NetworkPart:
     """One part of a model, or several equal parts in a row.
 
     Args:
@@ -101,7 +101,7 @@ class Numbers:
     """
 
     parameters: int
-    parts: tuple[Part, ...]
+    parts: tuple[NetworkPart, ...]
     flops: int
     block_flops: int
     activation_bytes: int
@@ -129,21 +129,21 @@ class Cost:
     widest: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
-        pairs = {one.name: (getattr(self, one.name), getattr(other, one.name)) for one in dataclasses.fields(Cost)}
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(Cost)}
         return Cost(**{name: max(pair) if name in ("peak", "widest") else sum(pair) for name, pair in pairs.items()})
 
-    def beside(self, values: int) -> "Cost":
-        """Return the cost while other values exist beside those of the layer."""
+    def with_peak(self, values: int) -> "Cost":
+        """Add values that exist at the same time as those of the layer."""
         return dataclasses.replace(self, peak=self.peak + values)
 
     def kept_bytes(self, value_bytes: int) -> int:
-        """Return what the gradient keeps, in bytes, if a value of the compute dtype has `value_bytes`."""
+        """Bytes that the gradient keeps, if a value of the compute dtype has `value_bytes`."""
         return value_bytes * self.kept + FLOAT * self.kept_float32 + self.kept_masks
 
 
 @functools.lru_cache(maxsize=64)
 def count(config: ViTConfig) -> Numbers:
-    """Return the numbers of the config's model; a TypeError names a layer or a field that is not known here.
+    """Count parameters, operations and bytes of a config's model; a TypeError names an unknown layer or field.
 
     The activations are the image and the largest set of tensors that exist at once. For 192 channels or more they
     differ from TensorFlow's CPU allocator (frozen graph) by at most 1 % plus one tensor of tokens. A result is freed
@@ -160,7 +160,7 @@ def count(config: ViTConfig) -> Numbers:
 
 
 def count_model(model: keras.Model) -> Numbers:
-    """Return the numbers of a model with the layers of a VisionTransformer."""
+    """Count parameters, operations and bytes of a model with the layers of a VisionTransformer."""
     costs = list(layer_costs(model))
     parts = tuple(_merge_parts(part for layer in model.layers for part in _parts(layer)))
     total = sum((cost for _, cost in costs), Cost())
@@ -185,7 +185,7 @@ def count_model(model: keras.Model) -> Numbers:
 
 
 def layer_costs(model: keras.Model, *, only_final_tokens: bool = False) -> Iterator[tuple[keras.layers.Layer, Cost]]:
-    """Yield the layers of a VisionTransformer with their costs, in the order of computation.
+    """Iterate over the layers of a VisionTransformer with their costs, in the order of computation.
 
     With `only_final_tokens`, the last block and the layers after it compute only the tokens that the head reads.
     """
@@ -208,7 +208,7 @@ def layer_costs(model: keras.Model, *, only_final_tokens: bool = False) -> Itera
 
 
 def _all_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """Return the layers of a model, and those inside of them."""
+    """List the layers of a model, and those inside of them."""
     found: list[keras.layers.Layer] = model._flatten_layers(include_self=False)
     return found
 
@@ -218,12 +218,12 @@ def _input_shapes(layer: keras.layers.Layer) -> list[Shape]:
 
 
 def _without_batch(tensor: keras.KerasTensor) -> Shape:
-    """Return a tensor's shape for one image; a table of positions has no axis for the batch."""
+    """Shape of a tensor for one image; a table of positions has no axis for the batch."""
     return tuple(side for side in tensor.shape if side is not None)
 
 
 def _outputs(layer: keras.layers.Layer) -> int:
-    """Return the output channels of a layer's kernel; a file with 8-bit kernels has a scale for each."""
+    """Output channels of a layer's kernel; a file with 8-bit kernels has a scale for each."""
     shape = layer.kernel.shape
     return prod(shape[1:]) if isinstance(layer, SplitHeads) else int(shape[-1])
 
@@ -231,36 +231,36 @@ def _outputs(layer: keras.layers.Layer) -> int:
 # ---- parts
 
 
-def _merge_parts(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield equal parts once with their number, and the units of a ResNet's stage as one."""
-    merged: dict[str, list[Part]] = {}
+def _merge_parts(parts: Iterable[NetworkPart]) -> Iterator[NetworkPart]:
+    """Merge equal parts to one with their number, and the units of a ResNet's stage."""
+    merged: dict[str, list[NetworkPart]] = {}
     for part in parts:
         merged.setdefault(part.name, []).append(part)
     for name, same in merged.items():
         is_equal = all(part == same[0] for part in same)
         parameters, flops = (sum(getattr(part, name) for part in same) for name in ("parameters", "flops"))
-        yield Part(name, len(same) if is_equal else 1, same[-1].output, parameters, flops)
+        yield NetworkPart(name, len(same) if is_equal else 1, same[-1].output, parameters, flops)
 
 
-def _parts(layer: keras.layers.Layer) -> Iterator[Part]:
-    """Yield the parts of one layer: two of an encoder block, none of a layer that is not worth a name."""
+def _parts(layer: keras.layers.Layer) -> Iterator[NetworkPart]:
+    """List the parts of one layer: two of an encoder block, none of a layer without a title."""
     shapes = _input_shapes(layer)
     if isinstance(layer, vit.EncoderBlock):
         mixer = [layer.norm1, layer.scale1, layer.attention, layer.token_mlp]
         mlp = [layer.norm2, layer.scale2, layer.mlp]
         for (name, cost), members in zip(_branches(layer, *shapes).items(), (mixer, mlp), strict=True):
             parameters = sum(member.count_params() for member in members if member is not None)
-            yield Part(name, 1, shapes[0], parameters, 2 * cost.multiply_adds)
+            yield NetworkPart(name, 1, shapes[0], parameters, 2 * cost.multiply_adds)
     elif (title := _title(layer)) is not None:
         output = _without_batch(layer.output)
         if isinstance(layer, vit.PatchEmbedding):
             rows, columns = (side // patch for side, patch in zip(shapes[0], layer.patch_size, strict=False))
             output = (rows, columns, layer.hidden_size)
-        yield Part(title, 1, output, layer.count_params(), 2 * _cost(layer, shapes).multiply_adds)
+        yield NetworkPart(title, 1, output, layer.count_params(), 2 * _cost(layer, shapes).multiply_adds)
 
 
 def _title(layer: Any) -> str | None:
-    """Return what a layer is, in words; None for layers that change no shape and have no weights."""
+    """Name a layer in words; None for layers that change no shape and have no weights."""
     titles: dict[type, Callable[[], str | None]] = {
         vit.ResNetRoot: lambda: "ResNet root",
         vit.ResNetUnit: lambda: f"ResNet stage {layer.name.split('_')[1]}",
@@ -317,21 +317,21 @@ def _patches(layer: vit.PatchEmbedding, shape: Shape) -> Cost:
 def _attention(
     layer: vit.MultiHeadAttention, queries: Shape, attended: Shape | None = None, relative: Shape | None = None
 ) -> Cost:
-    few, width = queries
-    many = few if attended is None else attended[0]
-    scores = layer.num_heads * few * many
-    of_queries = prod(layer.query.kernel.shape) + prod(layer.out.kernel.shape)
-    of_attended = prod(layer.key.kernel.shape) + prod(layer.value.kernel.shape)
+    num_queries, width = queries
+    num_attended = num_queries if attended is None else attended[0]
+    scores = layer.num_heads * num_queries * num_attended
+    query_weights = prod(layer.query.kernel.shape) + prod(layer.out.kernel.shape)
+    attended_weights = prod(layer.key.kernel.shape) + prod(layer.value.kernel.shape)
     # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
     products = (2 if relative is None else 4) * scores * layer.query.kernel.shape[-1]
     cost = Cost(
-        multiply_adds=few * of_queries + many * of_attended + products,
+        multiply_adds=num_queries * query_weights + num_attended * attended_weights + products,
         # Input, queries, keys, values, attention weights and the output of the heads.
-        kept=2 * few * width + 3 * many * width + scores,
+        kept=2 * num_queries * width + 3 * num_attended * width + scores,
         # The scores, and three tensors of tokens: queries, keys and values, or their copies with the heads in front.
         # Relative scores are five times as many, for offsets are scored too and skewed in two steps.
-        peak=3 * many * width + scores * (1 if relative is None else 5),
-        widest=max(scores, many * width),
+        peak=3 * num_attended * width + scores * (1 if relative is None else 5),
+        widest=max(scores, num_attended * width),
     )
     return cost + Cost(kept=scores, kept_masks=scores) if layer.dropout_rate else cost
 
@@ -354,21 +354,22 @@ def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
 def _branches(
     layer: vit.EncoderBlock, shape: Shape, relative: Shape | None = None, *, tokens: int | None = None
 ) -> dict[str, Cost]:
-    """Return the cost of the attention (or token MLP) and of the MLP, each with its norm and LayerScale, by title.
+    """Cost of the attention (or token MLP) and of the MLP, each with its norm and LayerScale, by title.
 
     `tokens` are those that the block computes in its results (None: all).
     """
-    few = (shape[0] if tokens is None else tokens, shape[1])
-    stream, scale = prod(shape), Cost(kept=0 if layer.scale1 is None else prod(few))
+    computed = (shape[0] if tokens is None else tokens, shape[1])
+    residual, scale = prod(shape), Cost(kept=0 if layer.scale1 is None else prod(computed))
     if layer.token_mlp is None:
-        mixer = _attention(layer.attention, few, shape, relative)
+        mixer = _attention(layer.attention, computed, shape, relative)
         title = f"attention, {layer.attention.num_heads} heads of {layer.attention.query.kernel.shape[-1]}"
     else:
         mixer, title = _mlp(layer.token_mlp, shape[::-1]), f"MLP over the tokens, {_mlp_title(layer.token_mlp)}"
-    mixer += _dropout(layer.dropout, few)
+    mixer += _dropout(layer.dropout, computed)
+    mlp = _mlp(layer.mlp, computed)
     return {
-        title: _norm(layer.norm1, shape) + mixer.beside(stream) + scale,
-        f"MLP, {_mlp_title(layer.mlp)}": _norm(layer.norm2, few) + _mlp(layer.mlp, few).beside(stream) + scale,
+        title: _norm(layer.norm1, shape) + mixer.with_peak(residual) + scale,
+        f"MLP, {_mlp_title(layer.mlp)}": _norm(layer.norm2, computed) + mlp.with_peak(residual) + scale,
     }
 
 
@@ -379,7 +380,7 @@ def _attention_pooling(layer: vit.AttentionPooling, shape: Shape) -> Cost:
 
 
 def _convolution(layer: vit.StandardizedConv2D, shape: Shape) -> Cost:
-    """Return the cost with the norm after or before it.
+    """Cost of a convolution with the norm after or before it.
 
     The norm keeps its centred map in float32, and exists at once with its input or with the squares.
     """
@@ -401,12 +402,14 @@ def _resnet_root(layer: vit.ResNetRoot, shape: Shape) -> Cost:
 
 def _resnet_unit(layer: vit.ResNetUnit, shape: Shape) -> Cost:
     shortcut = prod(layer.compute_output_shape((None, *shape))[1:])
-    cost = Cost() if layer.conv_proj is None else _convolution(layer.conv_proj, shape).beside(prod(shape))
+    cost = Cost() if layer.conv_proj is None else _convolution(layer.conv_proj, shape).with_peak(prod(shape))
     for conv in (layer.conv1, layer.conv2, layer.conv3):
         # The shortcut waits for the sum; without a projection it is the first convolution's own input.
         waiting = 0 if conv is layer.conv1 and layer.conv_proj is None else shortcut
         output = conv.compute_output_shape((None, *shape))[1:]
-        cost += _convolution(conv, shape).beside(waiting) + Cost(kept=prod(output))  # the results of the ReLUs are kept
+        cost += _convolution(conv, shape).with_peak(waiting) + Cost(
+            kept=prod(output)
+        )  # the results of the ReLUs are kept
         shape = output
     return cost
 

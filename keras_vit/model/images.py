@@ -49,28 +49,28 @@ HEADER_SPEC = Header(
 def read_header(file: Any) -> Header:
     """Read the header of a file, without decoding it. A JPEG with an unreadable frame raises InvalidArgumentError."""
 
-    def of_jpeg() -> Header:
+    def jpeg_header() -> Header:
         shape = tf.io.extract_jpeg_shape(file)
         is_cmyk = shape[2] == _CMYK_COMPONENTS
         has_colours = tf.cond(is_cmyk, lambda: _find_segment(file, *_ADOBE)[0], lambda: tf.constant(True))
         return Header(tf.constant(True), tf.cast(shape[:2], tf.int64), read_orientation(file), has_colours)
 
-    def of_png() -> Header:
+    def png_header() -> Header:
         sides = tf.cast(_numbers(file, 16, tf.int32)[::-1], tf.int64)
         return Header(tf.constant(True), sides, tf.constant(1), tf.constant(True))
 
-    def of_neither() -> Header:
+    def unknown_header() -> Header:
         return Header(tf.constant(False), tf.constant([1, 1], tf.int64), tf.constant(1), tf.constant(True))
 
     is_png = _starts_with(file, _PNG) & (tf.strings.length(file) >= _PNG_START)
-    return tf.cond(_starts_with(file, _JPEG), of_jpeg, lambda: tf.cond(is_png, of_png, of_neither))
+    return tf.cond(_starts_with(file, _JPEG), jpeg_header, lambda: tf.cond(is_png, png_header, unknown_header))
 
 
 _compiled_header = tf.function(read_header, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
 
 
 def requirements(header: Header) -> Iterator[tuple[Any, str, Any]]:
-    """Yield what decoding needs: a bool tensor, the error's message where it is False, and the value it ends with."""
+    """List conditions of decoding: a bool tensor, the error's message where it is False, and the value at its end."""
     yield header.is_known, "Not a JPEG or PNG file", ""
     pixels = tf.reduce_prod(header.sides, axis=-1)
     fits = (pixels <= MAX_PIXELS) & tf.reduce_all((header.sides > 0) & (header.sides <= MAX_SIDE), axis=-1)
@@ -79,7 +79,7 @@ def requirements(header: Header) -> Iterator[tuple[Any, str, Any]]:
 
 
 def is_jpeg_or_png(start: bytes) -> bool:
-    """Return whether a file with these first bytes is for `decode`."""
+    """Recognise a file for `decode_image` by its first bytes."""
     return start.startswith((_JPEG, _PNG))
 
 
@@ -93,7 +93,7 @@ def decode_image(file: Any) -> Any:
 
 
 def check_image(file: Any) -> Any:
-    """Return the orientation of one JPEG or PNG file, outside of a graph; raise a ValueError if its header is bad."""
+    """Read the orientation of one JPEG or PNG file, outside of a graph; raise a ValueError if its header is bad."""
     try:
         header = _compiled_header(file)
     except tf.errors.InvalidArgumentError as error:
@@ -134,12 +134,12 @@ def turn_upright(image: Any, orientation: Any) -> Any:
 
 
 def upright_sides(sides: Any, orientation: Any) -> Any:
-    """Return the height and width after `turn`."""
+    """Height and width after `turn_upright`."""
     return tf.where(orientation > 4, sides[::-1], sides)
 
 
 def stored_window(window: Any, sides: Any, orientation: Any) -> Any:
-    """Return where a window of the upright image is stored: int32 (top, left, height, width), as `window`.
+    """Find the place of a window of the upright image as stored: int32 (top, left, height, width), as `window`.
 
     `sides` are the height and width of the upright image.
     """
@@ -149,12 +149,12 @@ def stored_window(window: Any, sides: Any, orientation: Any) -> Any:
 
 
 def _mirrored(orientation: Any) -> list[Any]:
-    """Return whether rows and columns are reversed, after the axes are exchanged if the orientation is 5 to 8."""
+    """Whether rows and columns are reversed, after the axes are exchanged if the orientation is 5 to 8."""
     return [tf.reduce_any(orientation == numbers) for numbers in ((3, 4, 7, 8), (2, 3, 6, 7))]
 
 
 def read_orientation(file: Any) -> Any:
-    """Return the EXIF orientation of a JPEG, int32 from 1 to 8; 1 for other files, without EXIF or if it is damaged."""
+    """Read the EXIF orientation of a JPEG, int32 from 1 to 8; 1 for other files, without EXIF or if it is damaged."""
     # Most images of data sets have no EXIF. This search takes a tenth of the time that parsing takes.
     pieces = tf.raw_ops.StringSplitV2(input=[file], sep=_EXIF[1], maxsplit=1).values
     has_exif = (tf.size(pieces) > 1) & _starts_with(file, _JPEG)
@@ -170,13 +170,13 @@ def _parse_orientation(file: Any) -> Any:
 
 
 def exif_orientation(exif: Any) -> Any:
-    """Return the orientation, int32 from 1 to 8, in the bytes of EXIF; 1 if there is none or they are damaged."""
+    """Read the orientation, int32 from 1 to 8, in the bytes of EXIF; 1 if there is none or they are damaged."""
     found = tf.cond(tf.strings.length(exif) < 14, lambda: tf.constant(1, tf.int64), lambda: _first_directory(exif))
     return tf.cast(tf.where((found >= 1) & (found <= 8), found, 1), tf.int32)
 
 
 def _first_directory(exif: Any) -> Any:
-    """Return the value of the orientation tag in the first directory (IFD 0) of EXIF bytes, 1 without it."""
+    """Read the orientation tag in the first directory (IFD 0) of EXIF bytes; 1 without it."""
     start = tf.where(tf.strings.substr(exif, 0, 6) == b"Exif\0\0", 6, 0)
     block = tf.strings.substr(exif, start, MAX_EXIF)
     mark, content = tf.strings.substr(block, 0, 4), tf.cast(tf.io.decode_raw(block, tf.uint8), tf.int64)
@@ -226,7 +226,7 @@ def _starts_with(file: Any, mark: bytes) -> Any:
 
 
 def _numbers(file: Any, place: Any, dtype: Any) -> Any:
-    """Return two big-endian numbers of a file as int32."""
+    """Read two big-endian numbers of a file as int32."""
     numbers = tf.io.decode_raw(tf.strings.substr(file, place, 2 * dtype.size), dtype, little_endian=False)
     return tf.ensure_shape(tf.cast(numbers, tf.int32), (2,))
 
@@ -261,7 +261,7 @@ def decode_with_pillow(file: bytes) -> np.ndarray:
 
 
 def pillow_pixels(image: Any) -> np.ndarray:
-    """Return a Pillow image as uint8 (height, width, 3), turned upright by its EXIF orientation.
+    """Convert a Pillow image to uint8 (height, width, 3), turned upright by its EXIF orientation.
 
     Colours are those of TensorFlow's decoders: 16 bits give the high byte, transparency is dropped. Values of the modes
     I and F are pixels from 0 to 255.

@@ -9,7 +9,7 @@ from keras_vit._util.text import abbreviated
 
 
 def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[str, str]]:
-    """Return (label_id, label) for every class: from a list in zoo/labels, from given names, or numbers for None."""
+    """List (label_id, label) for every class: from a list in zoo/labels, from given names, or numbers for None."""
     if labels is None:
         return [(str(number), f"class {number}") for number in range(num_classes)]
     known = read(labels) if isinstance(labels, str) else tuple((str(i), label) for i, label in enumerate(labels))
@@ -20,7 +20,7 @@ def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[
 
 @functools.cache
 def read(name: str) -> tuple[tuple[str, str], ...]:
-    """Return the (label_id, label) pairs of zoo/labels/NAME.txt."""
+    """Read the (label_id, label) pairs of zoo/labels/NAME.txt."""
     folder = files.data_folder("zoo") / "labels"
     if name not in lists():
         raise ValueError(f"labels must be one of {lists()}, or the names of the classes. Received: {name!r:.200}")
@@ -29,12 +29,12 @@ def read(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def lists() -> list[str]:
-    """Return the names of the lists in zoo/labels."""
+    """Names of the lists in zoo/labels."""
     return sorted(path.stem for path in (files.data_folder("zoo") / "labels").glob("*.txt"))
 
 
 def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: Sequence[str], data: str) -> list[int]:
-    """Return the model's class number for each class of a data set, which may have only some of the model's classes.
+    """Find the model's class number for each class of a data set, which may have only some of the model's classes.
 
     Names are compared with labels and label_ids exactly; then ignoring case, "_" and "-"; then with the parts of labels
     such as "tench, Tinca tinca". A name that matches several classes matches none. If no name matches and all names are
@@ -77,7 +77,7 @@ def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: 
 
 
 def _label_ids(labels: str | tuple[str, ...], known: list[tuple[str, str]]) -> list[list[str]]:
-    """Return the label_ids of each class: those of a list in zoo/labels, also if the labels are most of that list's."""
+    """Find the label_ids of each class: those of a list in zoo/labels, also if the labels are most of that list's."""
     if isinstance(labels, str):
         return [[label_id] for label_id, _ in known]
     for pairs in map(read, lists()):  # converted files spell some labels of ImageNet differently
@@ -92,7 +92,7 @@ def _loose(name: str) -> str:
 
 
 def check_labels(labels: str | Iterable[str]) -> str | tuple[str, ...]:
-    """Return the name of a list in zoo/labels as it is, and class names as a tuple; raise a ValueError for others."""
+    """Check labels: the name of a list in zoo/labels, or class names, which become a tuple."""
     if isinstance(labels, str):
         return labels
     given = tuple(labels) if isinstance(labels, Iterable) else (labels,)
@@ -105,5 +105,5 @@ def check_labels(labels: str | Iterable[str]) -> str | tuple[str, ...]:
 
 
 def single_lines(labels: Sequence[str]) -> list[str]:
-    """Return the names without line breaks, for text files with one name on each line."""
+    """Remove line breaks from names, for text files with one name on each line."""
     return [" ".join(label.split()) for label in labels]

@@ -41,7 +41,7 @@ class PatchMap(BaseLayer):
         self.class_token = class_token
 
     def call(self, x: Any) -> Any:
-        """Return the map."""
+        """Compute the map."""
         patches = x[:, self.prefix_tokens :]
         if self.class_token == "add":
             patches = patches + x[:, :1]
@@ -50,7 +50,7 @@ class PatchMap(BaseLayer):
         return ops.reshape(patches, (-1, *self.grid, patches.shape[-1]))
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the shape of the map."""
+        """Shape of the map."""
         return (input_shape[0], *self.grid, input_shape[-1] * (2 if self.class_token == "concat" else 1))
 
 
@@ -74,7 +74,7 @@ class ResizeBilinear(BaseLayer):
         self.align_corners = align_corners
 
     def call(self, x: Any) -> Any:
-        """Return the resized map."""
+        """Resize the map."""
         for axis, new in enumerate(self.size, start=1):
             if x.shape[axis] == new:
                 continue
@@ -86,12 +86,12 @@ class ResizeBilinear(BaseLayer):
         return x
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the shape of the map."""
+        """Shape of the map."""
         return (input_shape[0], *self.size, input_shape[-1])
 
 
 def neighbours(new: int, old: int, *, align_corners: bool) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-    """Return, for each of `new` cells, the index of its lower neighbour among `old` ones, and the higher one's share.
+    """Find the lower neighbour of each of `new` cells among `old` ones (its index), and the higher one's share.
 
     Source: area_pixel_compute_source_index of ATen/native/UpSample.h (PyTorch).
     """
@@ -137,18 +137,18 @@ class DepthBins(BaseLayer):
         self.most = most
 
     def call(self, x: Any) -> Any:
-        """Return the expected depth."""
+        """Compute the expected depth."""
         scores = ops.relu(x) + 0.1
         bins = ops.cast(np.linspace(self.least, self.most, x.shape[-1])[:, None], x.dtype)
         return ops.matmul(scores, bins) / ops.sum(scores, axis=-1, keepdims=True)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the shape of the map."""
+        """Shape of the map."""
         return (*input_shape[:-1], 1)
 
 
 def map_names(config: ViTConfig, blocks: Blocks) -> list[str]:
-    """Return the names of the intermediate results that `VisionTransformer.feature_maps` turns into maps."""
+    """Names of the intermediate results that `VisionTransformer.feature_maps` turns into maps."""
     stages = range(1, 1 + len(config.resnet.num_layers)) if config.resnet else range(0)
     numbered = [f"block_{i}" for i in range(config.num_layers)] or [f"stage_{i}" for i in stages]
     named = [*numbered, "tokens", *(f"stage_{i}" for i in stages), *(["root"] if stages else [])]
@@ -159,18 +159,19 @@ def map_names(config: ViTConfig, blocks: Blocks) -> list[str]:
     else:
         chosen = list(blocks) if isinstance(blocks, Iterable) and not isinstance(blocks, str) else []
         is_known = bool(chosen) and all(
-            one in named if isinstance(one, str) else is_count(one, least=0) and one < len(numbered) for one in chosen
+            block in named if isinstance(block, str) else is_count(block, least=0) and block < len(numbered)
+            for block in chosen
         )
     if not is_known:
         raise ValueError(
             f"blocks must be a number of last blocks from 1 to {len(numbered)}, or a list of numbers from 0 to "
             f"{len(numbered) - 1} and of names in {named}. Received: {blocks!r:.200}"
         )
-    return [one if isinstance(one, str) else numbered[one] for one in chosen]
+    return [block if isinstance(block, str) else numbered[block] for block in chosen]
 
 
 def to_map(model: Any, name: str, tensor: Any, *, norm: bool, class_token: str = "drop") -> Any:
-    """Return an intermediate result of a VisionTransformer as a map, (batch, rows, columns, width).
+    """Convert an intermediate result of a VisionTransformer to a map, (batch, rows, columns, width).
 
     With `norm` the tokens pass the final LayerNorm first, if the model has it in front of the pooling, and the last
     stage of a BiT its norm and ReLU.

@@ -38,7 +38,7 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
 def preprocessing_function(
     *, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing
 ) -> Callable[[Any], Any]:
-    """Return a TensorFlow function from images (..., height, width, channels) of 0..255 to prepared ones, float32."""
+    """Make a TensorFlow function from images (..., height, width, channels) of 0..255 to prepared ones, float32."""
     import tensorflow as tf
 
     resize = _crop if preprocessing.resize == "crop" else _squash
@@ -53,8 +53,8 @@ def preprocessing_function(
 
 
 def normalize(pixels: Any, preprocessing: Preprocessing) -> Any:
-    """Return pixels of 0..255, uint8 arrays or float32, in the model's range: float32."""
-    mean, std = (np.array(each, np.float32) * 255 for each in (preprocessing.mean, preprocessing.std))
+    """Scale pixels of 0..255, uint8 arrays or float32, to the model's range: float32."""
+    mean, std = (np.array(values, np.float32) * 255 for values in (preprocessing.mean, preprocessing.std))
     return (pixels - mean) / std
 
 
@@ -112,7 +112,7 @@ def _download_and_decode(url: str, num_channels: int) -> np.ndarray:
 
 
 def _with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
-    """Return pixels in colour as they are, or in grey: TensorFlow's formula for files of all formats."""
+    """Convert pixels to grey if the model takes one channel: TensorFlow's formula for files of all formats."""
     from keras_vit.model.images import CHANNELS, to_grey
 
     if num_channels not in CHANNELS:
@@ -121,12 +121,12 @@ def _with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
 
 
 def to_arrays(images: Any, num_channels: int) -> list[np.ndarray]:
-    """Return images, as `prepare` takes them, as checked arrays of 0..255: (batch, height, width, channels)."""
+    """Read images, as `prepare` takes them, as checked arrays of 0..255: (batch, height, width, channels)."""
     return [_check_batch(array) for array in _arrays(images, num_channels)]
 
 
 def _arrays(images: Any, num_channels: int) -> list[Any]:
-    """Return the arrays of one image or of a list of images."""
+    """Read one image or a list of images as arrays."""
     if isinstance(images, str | os.PathLike):
         return [decode(images, num_channels)]
     if isinstance(images, list | tuple):
@@ -142,7 +142,7 @@ def _arrays(images: Any, num_channels: int) -> list[Any]:
 
 
 def _check_batch(array: np.ndarray) -> np.ndarray:
-    """Return an array as (batch, height, width, channels); raise a ValueError for values outside of 0 to 255."""
+    """Check an array and give it a batch axis; raise a ValueError for values outside of 0 to 255."""
     received = f"Received: {array.dtype} array of shape {array.shape}"
     if array.ndim == 2:
         array = array[..., None]
@@ -174,7 +174,7 @@ def _to_channels(image: Any, num_channels: int) -> Any:
 
 
 def size_before_crop(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return the size (height, width) of which `crop_fraction` is kept."""
+    """Size (height, width) of which `crop_fraction` is kept."""
     # Rounded down as in timm (224 / 0.9 is 248); 1e-6 corrects floats, so that 384 / (384 / 448) is 448.
     height, width = (math.floor(side / preprocessing.crop_fraction + 1e-6) for side in image_size)
     return height, width
@@ -208,7 +208,7 @@ def _resize(image: Any, size: Any, preprocessing: Preprocessing) -> Any:
     options = {"method": preprocessing.interpolation, "antialias": preprocessing.antialias}
     if not (preprocessing.overshoots or preprocessing.round_pixels):
         return tf.image.resize(image, size, **options)
-    if preprocessing.is_pillows:
+    if preprocessing.matches_pillow:
         return _resize_as_pillow(image, size, preprocessing.interpolation)
     for sides in ((tf.shape(image)[-3], size[1]), size):
         image = tf.clip_by_value(tf.image.resize(image, sides, **options), 0, 255)
@@ -244,13 +244,13 @@ def _resize_as_pillow(image: Any, size: Any, interpolation: str) -> Any:
 
 
 def is_height_first(source: Any, size: Any) -> Any:
-    """Return whether Pillow 13 resizes, rounds and clips the height before the width, unlike earlier versions."""
+    """Whether Pillow 13 resizes, rounds and clips the height before the width, unlike earlier versions."""
     removed_rows, removed_columns = source[0] - size[0], source[1] - size[1]
     return (removed_rows > 0) & (removed_rows > 2 * removed_columns)
 
 
 def pillow_weights(new: Any, old: Any, interpolation: str) -> tuple[Any, Any]:
-    """Return where each of `new` pixels begins among `old` ones, and its weights for pixels from there on.
+    """Compute the first of the `old` pixels for each of `new` ones, and the weights of the pixels from there on.
 
     The weights are whole numbers, float64 (pixels, new), and `PILLOW_ONE` is 1: sums of bytes are exact.
     """

@@ -75,20 +75,20 @@ class Task(Protocol):
         """Raise a ValueError that names the split if labels, as `read_labels` returns them, are not of the classes."""
 
     def renumbered(self, label: Any, numbers: Sequence[int]) -> Any:
-        """Return an example's label with a new number for each class; `num_classes` is that of the new numbers."""
+        """Give the classes of an example's label new numbers; `num_classes` is that of the new numbers."""
         return label
 
     def check_output(self, shape: Any) -> None:
         """Raise a ValueError if the output of a model, of this shape, cannot be compared with labels."""
 
     def targets(self, labels: Any) -> Any:
-        """Return a batch of a data set's labels as the tensor that `losses` and `sums` take."""
+        """Convert a batch of a data set's labels to the tensor that `losses` and `sums` take."""
 
     def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
-        """Return the loss of every image and its further metrics, each float32 (batch,). `kind` is the recipe's."""
+        """Compute the loss of every image and further metrics, each float32 (batch,). `kind` is the recipe's."""
 
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
-        """Return what a batch adds to an evaluation, float64, named by `sum_names`; `weights` are 0 for padding."""
+        """Sum the numbers of a batch for an evaluation, float64, named by `sum_names`; `weights` are 0 for padding."""
 
     def means(self, totals: dict[str, float]) -> dict[str, float]:
         """Turn the totals into metrics. The first decides which model of a run is the best: higher is better."""
@@ -98,31 +98,31 @@ class Task(Protocol):
         return {}
 
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
-        """Return what a server answers, TensorFlow tensors, from the model's "features" and its output."""
+        """Compute the answer of a server, TensorFlow tensors, from the model's "features" and its output."""
 
     def exported_output(self, name: str, output: np.ndarray) -> np.ndarray:
-        """Return what a file's output of this name, one of `outputs`, must be where the model returns `output`."""
+        """Compute the expected output of a file, of this name in `outputs`, from the model's `output`."""
         return output
 
     def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which decisions of a file agree with its model's, and which agree or are near ties; bool (n,)."""
+        """Find decisions of a file that agree with its model's, and those that agree or are near ties; bool (n,)."""
 
     def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
-        """Return fields of an export's report that this task adds or measures in another way."""
+        """Compute fields of an export's report that this task adds or measures in another way."""
         return {}
 
     def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
-        """Return the names of the classes in an exported file; None for the model's own. None if there are none."""
+        """Names of the classes in an exported file, for `labels` or the model's own; None if there are none."""
 
     def decode(self, output: Any, top: int) -> list[Any]:
-        """Return what people read of the output for each image."""
+        """Convert the output of each image to a result that people read."""
 
     def image_logits(self, logits: np.ndarray) -> np.ndarray:
-        """Return logits of whole images, (batch, classes), from the model's output; raise if it is no class."""
+        """Compute logits of whole images, (batch, classes), from the model's output; raise if it is no class."""
         raise ValueError(f"Expected a model that classifies images. Received: one that returns {self.NAME}")
 
     def embedding_output(self) -> str:
-        """Return which output embeds an image, "features" or "logits"; raise a ValueError if none does."""
+        """Name the output that embeds an image, "features" or "logits"; raise a ValueError if none does."""
         raise ValueError(f"An embedding is of a whole image: take model.backbone. Received: a model of {self.NAME}")
 
 
@@ -159,7 +159,7 @@ class Classification(Task):
 
     @staticmethod
     def read_labels(labels: np.ndarray) -> np.ndarray | None:
-        """Return the labels of a split in the dtype of the package's examples; None for those of another task."""
+        """Convert the labels of a split to the dtype of the package's examples; None for those of another task."""
         if labels.ndim == 2 and labels.dtype.kind in "fiub" and np.isin(labels, (0, 1)).all():
             return labels.astype(np.float32)
         if labels.ndim == 1 and labels.dtype.kind in "iu":
@@ -168,7 +168,7 @@ class Classification(Task):
 
     @staticmethod
     def count_classes(labels: np.ndarray) -> int:
-        """Return the number of classes that labels have, as `read_labels` returns them."""
+        """Count the classes of labels, as `read_labels` returns them."""
         return labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
 
     def check_labels(self, split: str, labels: np.ndarray) -> None:
@@ -203,7 +203,7 @@ class Classification(Task):
             )
 
     def targets(self, labels: Any) -> Any:
-        """Return class numbers as one-hot rows, and rows as they are, in float32."""
+        """Convert class numbers to one-hot rows in float32; rows stay rows."""
         import tensorflow as tf
 
         if labels.dtype.is_integer:
@@ -216,7 +216,7 @@ class Classification(Task):
         return tf.cast(labels, tf.float32)
 
     def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
-        """Return the cross-entropy of logits and float32 targets (batch, classes), which may be mixed, and "accuracy".
+        """Compute "accuracy", and the cross-entropy of logits and float32 targets (batch, classes), which may be mixed.
 
         "sigmoid" treats each class independently and sums over classes, as big_vision's sigmoid_xent; "softmax" does
         not. `label_smoothing` is the share of a label that is spread over all classes.
@@ -256,11 +256,11 @@ class Classification(Task):
         return tf.stack([tf.reduce_sum(tf.cast(sums[name], tf.float64)) for name in self.sum_names])
 
     def means(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return top-1 and top-5 accuracy, 0 to 1, and the mean cross-entropy in nats."""
+        """Top-1 and top-5 accuracy, 0 to 1, and the mean cross-entropy in nats."""
         return {name: totals[name] / totals["count"] for name in ("top1", "top5", "loss")}
 
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
-        """Return "classes" and their "scores", the `top` best of each image, and the "probabilities" of all classes."""
+        """Compute "classes" and "scores", the `top` best of each image, and the "probabilities" of all classes."""
         import tensorflow as tf
 
         if not self.num_classes:
@@ -274,11 +274,11 @@ class Classification(Task):
         return {"classes": tf.gather(tf.constant(texts), numbers), "scores": scores, "probabilities": probabilities}
 
     def exported_output(self, name: str, output: np.ndarray) -> np.ndarray:
-        """Return the probabilities for "probabilities", else the output."""
+        """Compute the probabilities for "probabilities", else return the output."""
         return PROBABILITIES[self.probabilities](output) if name == "probabilities" else output
 
     def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which images, or tokens, have the same best class, and which have it or are near ties.
+        """Find the images, or tokens, with the same best class, and those that have it or are near ties.
 
         In a near tie the model itself hardly distinguishes its own class from the file's, see `NEAR_TIE`.
         """
@@ -301,7 +301,7 @@ class Classification(Task):
         return [label for _, label in label_lists.names(label_lists.check_labels(chosen), self.num_classes)]
 
     def decode(self, output: Any, top: int) -> list[list[Prediction]]:
-        """Return the `top` most probable classes of each image, the best first, from logits (batch, classes)."""
+        """Name the `top` most probable classes of each image, the best first, from logits (batch, classes)."""
         logits = np.asarray(output)
         if logits.ndim != 2 or logits.shape[1] != self.num_classes or not self.num_classes:
             raise ValueError(f"logits must be (batch, num_classes={self.num_classes}). Received: shape {logits.shape}")
@@ -315,24 +315,24 @@ class Classification(Task):
         ]
 
     def image_logits(self, logits: np.ndarray) -> np.ndarray:
-        """Return logits (batch, classes), also of a classifier of every token."""
+        """Compute logits (batch, classes), also of a classifier of every token."""
         return logits if self.read_tokens is None else logits[:, self.read_tokens].mean(axis=1)
 
     def embedding_output(self) -> str:
-        """Return which output embeds an image: "features", or "logits" if the head is a projection."""
+        """Name the output that embeds an image: "features", or "logits" if the head is a projection."""
         if not self.is_pooled:
             raise ValueError("embed needs a pooled feature. Received: a model with features of every token")
         return "logits" if self.is_projection else "features"
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities of logits (..., classes)."""
+    """Compute probabilities of logits (..., classes)."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Return the probability of each logit for itself."""
+    """Compute the probability of each logit for itself."""
     return np.exp(-np.logaddexp(0, -logits))
 
 
@@ -349,12 +349,12 @@ def register(kind: Kind) -> Kind:
 
 
 def kind_of_labels(labels: np.ndarray) -> type[Any] | None:
-    """Return the class of the task that has such labels, those of a whole split; None if no task has."""
+    """Find the class of the task by the labels of a whole split; None if no task has such labels."""
     return next((kind for kind in KINDS if kind.read_labels(labels) is not None), None)
 
 
 def of_model(model: Any) -> Task:
-    """Return the task of a Keras model: its own `task`, or else the classification that its output's shape allows."""
+    """Find the task of a Keras model: its own `task`, or else the classification that its output's shape allows."""
     own: Task | None = getattr(model, "task", None)
     if own is not None:
         return own
@@ -364,7 +364,7 @@ def of_model(model: Any) -> Task:
 
 
 def from_config(config: ViTConfig) -> Task:
-    """Return the task of the VisionTransformers of a config."""
+    """Task of the VisionTransformers of a config."""
     return Classification(
         num_classes=config.num_classes,
         labels=config.labels,

@@ -84,12 +84,12 @@ class VisionTransformer(keras.Model):
         return task.from_config(self.config)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
-        """Return the output; the last block computes only the tokens that the head reads."""
+        """Compute the output; the last block computes only the tokens that the head reads."""
         with runtime.final_tokens_only():
             return super().call(inputs, training=training, mask=mask, **kwargs)
 
     def features(self, images: Any, layers: Iterable[str] | None = None) -> dict[str, Any]:
-        """Return intermediate results for a batch of images.
+        """Compute intermediate results for a batch of images.
 
         Args:
             images: float32 (batch, height, width, channels), as `preprocess` returns them.
@@ -111,7 +111,7 @@ class VisionTransformer(keras.Model):
         return self._feature_model(names)(images, training=False)
 
     def _repr_html_(self) -> str:
-        """Return what the model takes and returns as a table for notebooks."""
+        """Show inputs and outputs as a table in notebooks."""
         config = self.config
         names = self.task.class_names() or []
         values = {
@@ -126,7 +126,7 @@ class VisionTransformer(keras.Model):
         return html.facts(self.name, values)
 
     def feature_maps(self, images: Any, blocks: Blocks = None, *, norm: bool = True) -> list[Any]:
-        """Return the tokens of the patches after some blocks as maps.
+        """Compute the tokens of the patches after some blocks, as maps.
 
         The same as timm's `forward_intermediates` and as the feature maps of Hugging Face's backbones.
 
@@ -147,7 +147,7 @@ class VisionTransformer(keras.Model):
         Example:
             >>> model = keras_vit.zoo.load("digits")
             >>> images = model.preprocess(keras_vit.digits.load().test_images[:2])
-            >>> [tuple(each.shape) for each in model.feature_maps(images, blocks=2)]
+            >>> [tuple(feature_map.shape) for feature_map in model.feature_maps(images, blocks=2)]
             [(2, 8, 8, 64), (2, 8, 8, 64)]
         """
         names = map_names(self.config, blocks)
@@ -160,7 +160,7 @@ class VisionTransformer(keras.Model):
         return list(self.intermediates)
 
     def attention_maps(self, images: Any) -> list[Any]:
-        """Return the attention weights of every block.
+        """Compute the attention weights of every block.
 
         Args:
             images: float32 (batch, height, width, channels), as `preprocess` returns them.
@@ -201,7 +201,7 @@ class VisionTransformer(keras.Model):
         )
 
     def decode_predictions(self, logits: Any, top: int = 5) -> list[list[Prediction]]:
-        """Return the most probable classes of each image.
+        """Name the most probable classes of each image.
 
         Args:
             logits: (batch, num_classes), as the model returns them.
@@ -217,7 +217,7 @@ class VisionTransformer(keras.Model):
         return self.task.decode(keras.ops.convert_to_numpy(logits), top)
 
     def classify(self, images: Any, top: int = 5, *, batch_size: int = BATCH) -> list[list[Prediction]]:
-        """Return the most probable classes of images: `preprocess`, compiled calls, `decode_predictions`.
+        """Classify images: `preprocess`, compiled calls, `decode_predictions`.
 
         Args:
             images: as for `preprocess`; also paths of folders, whose image files are taken in the order of their sorted
@@ -242,7 +242,7 @@ class VisionTransformer(keras.Model):
         return results
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
-        """Return the logits of prepared images, as `keras.Model.predict` does.
+        """Compute the logits of prepared images, as `keras.Model.predict` does.
 
         Args:
             x: prepared images, or a data set of them.
@@ -257,7 +257,7 @@ class VisionTransformer(keras.Model):
         return super().predict(x, *args, **options)
 
     def embed(self, images: Any, *, batch_size: int = BATCH) -> np.ndarray:
-        """Return the embeddings of images, of length 1: dot products are cosine similarities.
+        """Embed images. Embeddings have length 1: dot products are cosine similarities.
 
         They are the feature "pre_logits", or the head's output if the head is a projection (`config.projection_head`).
 
@@ -281,7 +281,7 @@ class VisionTransformer(keras.Model):
         *,
         patch_size: int | tuple[int, int] | None = None,
     ) -> VisionTransformer:
-        """Return a new model with the same weights for another image or patch size. Weights are interpolated once.
+        """Build a model with the same weights for another image or patch size. Weights are interpolated once.
 
         Args:
             image_size: int or (height, width) in pixels; None means this model's.
@@ -296,7 +296,7 @@ class VisionTransformer(keras.Model):
         return self.with_config(self.config.replace(**changes))
 
     def with_config(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
-        """Return a new model with the same weights and another config: resolution, head, dropout or dtype policy.
+        """Build a model with the same weights and another config: resolution, head, dropout or dtype policy.
 
         Position embeddings and patches are interpolated. A head with another number of classes, or after another
         pre_logits layer, is new and zero. Kernels with LoRA are copied with LoRA's update.
@@ -336,13 +336,13 @@ class VisionTransformer(keras.Model):
                 inner.load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of `from_config`: config, dtype policy, name, and the frozen layers."""
+        """Arguments of `from_config`: config, dtype policy, name, and the frozen layers."""
         policy = keras.dtype_policies.serialize(self._policy)
         return {"config": self.config.to_dict(), "dtype": policy, "name": self.name, "frozen": self._frozen()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> VisionTransformer:
-        """Return a new model with initial weights from what `get_config` returned."""
+        """Build a new model with initial weights from the result of `get_config`."""
         del custom_objects  # every layer is registered
         model = cls(ViTConfig(**config["config"]), dtype=config["dtype"], name=config["name"])
         model._freeze(config["frozen"])
@@ -351,7 +351,7 @@ class VisionTransformer(keras.Model):
     quantize = refuse_quantize
 
     def _frozen(self) -> list[list[Any]]:
-        """Return the frozen layers, inner layers included, as [outer layer, index among its inner layers]."""
+        """List the frozen layers, inner layers included, as [outer layer, index among its inner layers]."""
         return [
             [layer.name, index]
             for layer in self.layers
@@ -365,7 +365,7 @@ class VisionTransformer(keras.Model):
 
 
 def hash_weights(weights: Iterable[Any], start: str = "") -> str:
-    """Return the SHA-256 of a text and the values of weights."""
+    """Compute the SHA-256 of a text and the values of weights."""
     digest = hashlib.sha256(start.encode())
     for weight in weights:
         digest.update(np.asarray(weight).tobytes())

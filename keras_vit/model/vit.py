@@ -117,7 +117,7 @@ class Network:
         return self._record(block.name, block(*self.block_inputs[block.name]))
 
     def _block_input(self, x: Any, i: int) -> tuple[Any, ...]:
-        """Return the inputs of block i: the tokens, with positions added, or with the table of relative positions."""
+        """Inputs of block i: the tokens, with positions added, or with the table of relative positions."""
         c = self.config
         if c.position_place == "stem":
             return (x,)

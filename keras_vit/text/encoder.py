@@ -73,7 +73,7 @@ class TextEncoder(keras.Model):
         return Classification(num_classes=0)
 
     def features(self, ids: Any, layers: Iterable[str]) -> dict[str, Any]:
-        """Return intermediate results for ids (batch, length).
+        """Compute intermediate results for ids (batch, length).
 
         Args:
             ids: as `tokenize` returns them.
@@ -85,7 +85,7 @@ class TextEncoder(keras.Model):
         return self._feature_model(tuple(layers))(ids)
 
     def tokenize(self, texts: str | Iterable[str]) -> np.ndarray:
-        """Return the ids of texts, int32 (texts, config.max_length), as `Tokenizer` does.
+        """Convert texts to ids, int32 (texts, config.max_length), as `Tokenizer` does.
 
         Args:
             texts: a string, or a list of strings.
@@ -101,7 +101,7 @@ class TextEncoder(keras.Model):
         return self.tokenizer(texts)
 
     def embed(self, texts: str | Iterable[str], *, batch_size: int = BATCH) -> np.ndarray:
-        """Return the embeddings of one text or several, of length 1: dot products are cosine similarities.
+        """Embed one text or several. Embeddings have length 1: dot products are cosine similarities.
 
         Args:
             texts: a string, or a list of strings.
@@ -121,13 +121,13 @@ class TextEncoder(keras.Model):
         return unit_length(joined)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of `from_config`: config, dtype policy and name."""
+        """Arguments of `from_config`: config, dtype policy and name."""
         policy = keras.dtype_policies.serialize(self._policy)
         return {"config": self.config.to_dict(), "dtype": policy, "name": self.name}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> TextEncoder:
-        """Return a new model with initial weights and no tokenizer from what `get_config` returned."""
+        """Build a new model with initial weights and no tokenizer from the result of `get_config`."""
         del custom_objects  # every layer is registered
         return cls(TextConfig(**config["config"]), dtype=config["dtype"], name=config["name"])
 
@@ -148,7 +148,7 @@ class TextEncoder(keras.Model):
 
 
 def _network(config: TextConfig, policy: Any, ids: Any) -> Any:
-    """Return the symbolic embeddings of symbolic ids."""
+    """Connect the layers from symbolic ids to embeddings."""
     x = TokenEmbedding(config.vocab_size, config.max_length, config.hidden_size, name="tokens", dtype=policy)(ids)
     for i in range(config.num_layers):
         block = BlockConfig.part_of(config)

@@ -8,16 +8,22 @@ from typing import Any, cast
 
 import numpy as np
 
-from keras_vit.converters import assign, config_json, layout
-from keras_vit.converters.containers import Container
-from keras_vit.converters.infer import Shapes, check_json, check_required, find_num_heads
-from keras_vit.converters.loading import load_keras_weights, open_keras
+from keras_vit.converters.config_json import read_beside
+from keras_vit.converters.containers import Container, find_weights, is_keras_file, open_files
+from keras_vit.converters.loading import (
+    assign_tensors,
+    check_tensors,
+    load_keras_weights,
+    open_keras,
+    variables_by_path,
+)
 from keras_vit.converters.source import (
     Checkpoint,
+    Shapes,
+    check_json,
     check_keras_facts,
-    find_weights,
-    is_keras_file,
-    open_files,
+    check_required,
+    find_num_heads,
     recognise,
 )
 from keras_vit.converters.table import MAX_LAYERS, Table, load_table
@@ -71,13 +77,12 @@ def load(
         return _load_keras(file, dtype, allow_nonfinite=allow_nonfinite)
     with open_files(file) as container:
         table = load_table(format, "text") if format else recognise(container, "text")
-        match = table.match(container.headers)
-        scales = {name: match.sources.pop(name) for name in SCALES if name in match.sources}
+        tensors = table.match(container.headers)
+        scales = {name: tensors.sources.pop(name) for name in SCALES if name in tensors.sources}
         try:
-            json_fields = {} if table.json is None else config_json.read_beside(file, table.json)
+            json_fields = {} if table.json is None else read_beside(file, table.json)
             numbers = {name: _number(container, source.tensor) for name, source in scales.items()}
-            shapes = layout.variable_shapes(container.headers, match, table.layout)
-            found = infer(shapes, table, json_fields, {**numbers, **(config or {})})
+            found = infer(tensors.shapes, table, json_fields, {**numbers, **(config or {})})
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
         source = find_tokenizer(file.parent) if tokenizer is None else tokenizer
@@ -85,22 +90,22 @@ def load(
             source = Tokenizer.load(source, found.max_length)
         with layers.uninitialized():
             encoder = TextEncoder(found, source, dtype=dtype)
-        variables = assign.variables_by_path(encoder)
-        checkpoint = Checkpoint(container, table, match, cast(ViTConfig, found))  # of which `assign` reads no field
-        assign.check(checkpoint, variables)
-        assign.assign(checkpoint, encoder, variables, allow_nonfinite=allow_nonfinite)
+        variables = variables_by_path(encoder)
+        checkpoint = Checkpoint(container, table, tensors, cast(ViTConfig, found))  # no field is read
+        check_tensors(checkpoint, variables)
+        assign_tensors(checkpoint, encoder, variables, allow_nonfinite=allow_nonfinite)
     return encoder
 
 
 def _number(container: Container, name: str) -> float:
-    """Return a tensor of one number."""
+    """Read a tensor of one number."""
     if math.prod(container.headers[name].shape) != 1:
         raise CheckpointError(f"has {name} of shape {container.headers[name].shape}; it must be one number")
     return float(container.read(name).reshape(()).astype(np.float32))
 
 
 def infer(shapes: Shapes, table: Table, json_fields: Mapping[str, Any], facts: Mapping[str, Any]) -> TextConfig:
-    """Return the config of a file, from the shapes that its tensors have as variables and from what states the rest."""
+    """Infer the config of a file from the shapes that its tensors have as variables, and from stated fields."""
     check_fields(facts, TextConfig)
     for name, rank in {"tokens/embedding": 2, "tokens/positions": 2, "block_0/mlp/dense1/kernel": 2}.items():
         if len(shapes.get(name, ())) != rank:
@@ -124,7 +129,7 @@ def infer(shapes: Shapes, table: Table, json_fields: Mapping[str, Any], facts: M
     check_required(table, stated)
     heads = find_num_heads(shapes, table, stated.get("num_heads"), None)
     try:
-        return TextConfig(**{**table.meaning.defaults, **table.meaning.config, **stated, **known, "num_heads": heads})
+        return TextConfig(**{**table.defaults, **table.config, **stated, **known, "num_heads": heads})
     except (ArithmeticError, TypeError, ValueError) as error:
         raise CheckpointError(f"does not describe a valid text tower: {str(error)[:500]}") from error
 

@@ -104,8 +104,8 @@ class Tokenizer:
             raise FileNotFoundError(f"{path} holds no tokenizer, which is one of {list(_FILES)}")
         config_file = file.with_name("tokenizer_config.json")
         try:
-            config = parse_object(_read(config_file)) if config_file.is_file() else {}
-            model = _read(file) if file.name != "vocab.json" else _clip_from_merges(file)
+            config = parse_object(_read_bytes(config_file)) if config_file.is_file() else {}
+            model = _read_bytes(file) if file.name != "vocab.json" else _clip_from_merges(file)
         except ValueError as error:
             raise CheckpointError(f"{file.parent}: a file of the tokenizer {error}") from error
         if length is None:
@@ -139,7 +139,7 @@ class Tokenizer:
         return int(engine.get_piece_size() if self.kind == "siglip" else engine.get_vocab_size())
 
     def __call__(self, texts: str | Iterable[str]) -> np.ndarray:
-        """Return the ids of one text or several, int32 (texts, length); one warning says how many are cut.
+        """Convert one text or several to ids, int32 (texts, length); one warning says how many are cut.
 
         Raises:
             ValueError: there is no text, or something else than texts.
@@ -164,7 +164,7 @@ class Tokenizer:
         return ids
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of the words of texts."""
+        """Convert the words of texts to ids."""
         if self.kind == "siglip":
             return [self._encode_pieces(text) for text in texts]
         if self.kind == "siglip2":
@@ -172,7 +172,7 @@ class Tokenizer:
         return [encoding.ids for encoding in self._engine.encode_batch(texts, add_special_tokens=False)]
 
     def _encode_pieces(self, text: str) -> list[int]:
-        """Return SentencePiece's ids of a text.
+        """Convert a text to SentencePiece's ids.
 
         Tokens that are spelled out in it, such as "</s>", are not words, and what follows them begins no word: as in
         transformers, it is encoded behind other characters, whose ids are dropped.
@@ -192,25 +192,25 @@ class Tokenizer:
 
 
 def _canonical(text: str) -> str:
-    """Return a text as SigLIP was trained with it: lower-cased, without ASCII punctuation, single spaces."""
+    """Clean a text as SigLIP was trained: lower-cased, without ASCII punctuation, single spaces."""
     return " ".join(text.lower().translate(_NO_PUNCTUATION).split())
 
 
 def find_tokenizer(path: Path) -> Path | None:
-    """Return the file of a tokenizer at a path, which is the file or its folder; None if there is none."""
+    """Find the file of a tokenizer at a path, which is the file or its folder."""
     if not path.is_dir():
         return path
     return next((path / name for name in _FILES if (path / name).is_file()), None)
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     if path.stat().st_size > _MAX_BYTES:
         raise ValueError(f"has {path.stat().st_size:,} bytes; {path.name} has at most {_MAX_BYTES:,}")
     return path.read_bytes()
 
 
 def _open_engine(model: bytes) -> tuple[str, Any]:
-    """Return the key in `_KINDS` of a tokenizer, and the library's object that has read it."""
+    """Open a tokenizer with its library; return its key in `_KINDS` and the library's object."""
     try:
         import tokenizers
         from sentencepiece import SentencePieceProcessor
@@ -233,14 +233,14 @@ def _open_engine(model: bytes) -> tuple[str, Any]:
 
 
 def _clip_from_merges(vocab: Path) -> bytes:
-    """Return CLIP's vocab.json and merges.txt as a tokenizer.json (transformers/convert_slow_tokenizer.py)."""
+    """Convert CLIP's vocab.json and merges.txt to a tokenizer.json (transformers/convert_slow_tokenizer.py)."""
     import tokenizers
     from tokenizers import normalizers, pre_tokenizers
 
-    lines = _read(vocab.with_name("merges.txt")).decode().splitlines()
+    lines = _read_bytes(vocab.with_name("merges.txt")).decode().splitlines()
     merges: Any = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
     kind = _KINDS["clip"]
-    numbers: Any = parse_object(_read(vocab))
+    numbers: Any = parse_object(_read_bytes(vocab))
     model = tokenizers.models.BPE(
         vocab=numbers, merges=merges, unk_token=kind.end, continuing_subword_prefix="", end_of_word_suffix="</w>"
     )

@@ -25,7 +25,7 @@ from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.split import Data, are_comparable, match_data
 from keras_vit.train.objective import Objective
-from keras_vit.zoo.pretrained import load_choice, resolve
+from keras_vit.zoo.pretrained import load_resolved, resolve
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def load_teacher(recipe: Recipe, teacher: str | os.PathLike[str] | VisionTransfo
     if teacher is None:
         return None
     source = None if isinstance(teacher, VisionTransformer) else as_path(teacher, "teacher")
-    model = teacher if isinstance(teacher, VisionTransformer) else load_choice(resolve(teacher), dtype="float32")
+    model = teacher if isinstance(teacher, VisionTransformer) else load_resolved(resolve(teacher), dtype="float32")
     _check_abilities(recipe, model)
     return Teacher(model, source)
 

@@ -18,10 +18,9 @@ from typing import Any
 
 from keras_vit._util.checks import check_counts, given, one_of
 from keras_vit._util.text import byte_size
-from keras_vit.model.config import ViTConfig
+from keras_vit.model.config import ViTConfig, canonical_name
 from keras_vit.model.cost import count, layer_costs, symbolic_model
 from keras_vit.model.layers import EncoderBlock
-from keras_vit.model.sizes import canonical_name
 from keras_vit.train._recipe import SLOTS, Recipe
 
 BYTES = {"float32": 4, "bfloat16": 2, "mixed_bfloat16": 2}

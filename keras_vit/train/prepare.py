@@ -25,7 +25,7 @@ from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Data, Order, are_comparable, check_kind, match_data
 from keras_vit.train.distill import Teacher, check_student
 from keras_vit.train.step import TrainState
-from keras_vit.zoo.pretrained import Choice, load_any, resolve
+from keras_vit.zoo.pretrained import ResolvedModel, load_any, resolve
 
 # Recipes are written for large data sets and large images. These suit fewer and smaller ones.
 FEW_IMAGES, MOST_PASSES = 10_000, 100  # with fewer training images than this, so many passes over them
@@ -33,7 +33,7 @@ USUAL_SIZE = 224  # pixels of pre-training: images are not enlarged far beyond t
 SIZED_IMAGES = 16  # whose sizes are read
 
 Model: TypeAlias = VisionTransformer | DenseModel
-Source: TypeAlias = Choice | ViTConfig | Model  # what a run begins with
+Source: TypeAlias = ResolvedModel | ViTConfig | Model  # what a run begins with
 Say: TypeAlias = Callable[[str], None]  # prints a line
 
 
@@ -88,7 +88,7 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, sa
     The user states the size of a config or a model, but not that of a name or a file.
     """
     side = min(config.size)
-    is_chosen = recipe.image_size is not None or recipe.is_stated("image_size") or not isinstance(model, Choice)
+    is_chosen = recipe.image_size is not None or recipe.is_stated("image_size") or not isinstance(model, ResolvedModel)
     if is_chosen or not USUAL_SIZE < side == max(config.size):
         return recipe
     split = data.training_split()

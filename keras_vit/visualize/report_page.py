@@ -18,9 +18,8 @@ from keras_vit._util.html import COLOURS
 from keras_vit._util.progress import timed, track
 from keras_vit._util.text import byte_size, install_command, scaled
 from keras_vit.model.classify import single_images
-from keras_vit.model.config import ViTConfig
+from keras_vit.model.config import ViTConfig, name_of
 from keras_vit.model.cost import count
-from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize import attention, tokens, weights
 from keras_vit.visualize._models import vision_transformer

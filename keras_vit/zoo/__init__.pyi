@@ -1,9 +1,9 @@
 from ._pairs import text_encoder as text_encoder
 from ._pairs import zero_shot as zero_shot
 from ._pairs import zero_shot_head as zero_shot_head
-from .catalogue import Card as Card
-from .catalogue import UnknownModelError as UnknownModelError
-from .catalogue import card as card
+from .cards import Card as Card
+from .cards import UnknownModelError as UnknownModelError
+from .cards import card as card
 from .catalogue import names as names
 from .catalogue import read_cards as read_cards
 from .catalogue import table as table

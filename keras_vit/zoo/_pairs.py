@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.zoo.cards import families
-from keras_vit.zoo.pretrained import fetch_beside, fetch_source, load_choice, resolve
+from keras_vit.zoo.pretrained import fetch_beside, fetch_source, is_license_accepted, load_resolved, resolve
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
@@ -50,19 +50,19 @@ def text_encoder(
     """
     from keras_vit import text
     from keras_vit._util.downloads import fetch
-    from keras_vit.converters.source import is_keras_file
+    from keras_vit.converters.containers import is_keras_file
 
-    choice = resolve(name_or_path, weights)
-    row = choice.published
-    if choice.is_file:
-        fetch_beside(choice.source or "", (_CONFIG, *_TOKENIZER_FILES))
-        return text.load(fetch_source(choice), dtype=dtype)
+    resolved = resolve(name_or_path, weights)
+    row = resolved.published
+    if resolved.is_file:
+        fetch_beside(resolved.source or "", (_CONFIG, *_TOKENIZER_FILES))
+        return text.load(fetch_source(resolved), dtype=dtype)
     location = row.text_location if row else None
     if row is None or location is None:
         known = dict.fromkeys(row.architecture for family in families() for row in family.weights if row.text_location)
-        raise ValueError(f"{choice.name} has no text tower. Models that have one: {list(known)}")
+        raise ValueError(f"{resolved.name} has no text tower. Models that have one: {list(known)}")
     if row.text is None:
-        path = fetch_source(choice)
+        path = fetch_source(resolved)
     else:
         path = fetch(location)
         fetch_beside(location, [_CONFIG], needed=_CONFIG)
@@ -79,7 +79,7 @@ def zero_shot(
     templates: Sequence[str] | None = None,
     text_encoder: str | os.PathLike[str] | TextEncoder | None = None,
     weights: str | None = None,
-    accept_licence: bool = False,
+    accept_license: bool = False,
     **config_changes: Any,
 ) -> VisionTransformer:
     """Load a pair of an image and a text encoder as a classifier whose classes are texts.
@@ -96,7 +96,7 @@ def zero_shot(
             embeddings. None takes the card's templates, or "a photo of a {}." for a folder; ["{}"] the names alone.
         text_encoder: the other half of the pair, if it is elsewhere: a TextEncoder, or as for `zoo.text_encoder`.
         weights: for a name: a tag of its card.
-        accept_licence: as for `load`.
+        accept_license: as for `load`.
         **config_changes: as for `load`, such as image_size.
 
     Returns:
@@ -123,7 +123,8 @@ def zero_shot(
         raise ValueError("The text encoder has no logit_scale: use zoo.zero_shot_head, with a scale of your choice")
     if bias is None and len(names) == 1:
         raise ValueError(f"The softmax of one class is always 1: pass several classes. Received: {names}")
-    model, defaults = _image_half(name_or_path, weights, accept_licence, config_changes)
+    accept_license = is_license_accepted(config_changes, accept_license)
+    model, defaults = _image_half(name_or_path, weights, accept_license, config_changes)
     texts = texts or defaults
     config, width = model.config, encoder.config.width
     if config.num_classes and not config.projection_head:
@@ -143,17 +144,17 @@ def zero_shot(
     return result.with_config(result.config.replace(probabilities="sigmoid"))
 
 
-def _image_half(model: Any, weights: str | None, accept_licence: bool, changes: Any) -> tuple[VisionTransformer, Any]:
-    """Return the image encoder, and the templates of its card."""
+def _image_half(model: Any, weights: str | None, accept_license: bool, changes: Any) -> tuple[VisionTransformer, Any]:
+    """Load the image encoder, and look up the templates of its card."""
     from keras_vit.model.vision_transformer import VisionTransformer
 
     if isinstance(model, VisionTransformer):
         return model, [TEMPLATE]
-    choice = replace(resolve(model, weights), accept_licence=accept_licence)
-    stated = choice.published.templates if choice.published else ()
+    resolved = replace(resolve(model, weights), accept_license=accept_license)
+    stated = resolved.published.templates if resolved.published else ()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "keras_vit: .* has other parts")  # which are the text encoder
-        return load_choice(choice, changes), stated or [TEMPLATE]
+        return load_resolved(resolved, changes), stated or [TEMPLATE]
 
 
 def _text_half(source: Any, weights: str | None = None) -> TextEncoder:
@@ -166,7 +167,7 @@ def _text_half(source: Any, weights: str | None = None) -> TextEncoder:
 
 
 def _checked_names(classes: Any) -> list[str]:
-    """Return names of classes; raise a ValueError that names the first wrong one."""
+    """Check the names of classes."""
     names = list(classes) if isinstance(classes, list | tuple) else []
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise ValueError(f"classes must be a list of names, none of them empty. Received: {classes!r:.200}")
@@ -179,7 +180,7 @@ def _checked_names(classes: Any) -> list[str]:
 def zero_shot_head(
     model: VisionTransformer, text_embeddings: Any, labels: Sequence[str], logit_scale: float, bias: float = 0.0
 ) -> VisionTransformer:
-    """Return a classifier of texts: logits = logit_scale * image embedding @ text embedding + bias, both of length 1.
+    """Build a classifier of texts: logits = logit_scale * image embedding @ text embedding + bias, both of length 1.
 
     Args:
         model: an image encoder such as CLIP's or SigLIP's: without a head, or with a projection as its head.
@@ -233,7 +234,7 @@ def zero_shot_head(
 
 
 def _numbers(value: Any) -> np.ndarray:
-    """Return numbers as float64, and an empty array for anything else."""
+    """Convert numbers to float64, and anything else to an empty array."""
     try:
         return np.atleast_1d(np.asarray(value, np.float64))
     except (RuntimeError, TypeError, ValueError):

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_vit._util.checks import as_path, given
+from keras_vit._util.checks import as_path, given, warn_renamed
 from keras_vit.errors import FileUnavailableError, UnknownModelError
 from keras_vit.model import labels
-from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
-from keras_vit.model.sizes import canonical_name
-from keras_vit.zoo.cards import Weights
-from keras_vit.zoo.catalogue import Card, alias, card, select
+from keras_vit.model.config import Preprocessing, ViTConfig, canonical_name, check_fields
+from keras_vit.zoo.cards import Card, Weights, alias, card, select
 
 if TYPE_CHECKING:
     from keras_vit.dense.model import DenseModel
@@ -34,114 +32,6 @@ _FILE_CHANGES = ("image_size", "num_classes", "patch_size")  # fields of ViTConf
 _ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "num_layers", "tokens_mlp_dim")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The model that a name, a path or a URL stands for."""
-
-    source: str | None  # path or URL of the weights; None for random weights
-    name: str | None = None  # canonical; None for a file without a name, whose architecture is read from it
-    expected_config: ViTConfig | None = None  # of the name: random weights take it, a file must agree with it
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of the card, for a file that does not state them
-    published: Weights | None = None  # the published weights whose file `source` is
-    accept_licence: bool = False  # whether the user accepts the publisher's own terms
-
-    @property
-    def is_file(self) -> bool:
-        """Return whether this is a file without a name."""
-        return self.name is None
-
-
-def resolve(
-    spec: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None, *, default: str | None = "default"
-) -> Choice:
-    """Find the model that a name, path or URL stands for, as all commands and `train.run` do.
-
-    A URL is a file, and so is a path that begins with "/", "." or "~", ends with "/" or contains a backslash, whether
-    it exists or not. A name of the zoo comes before any other path: "./digits" is the file. Any other text is a file if
-    it exists, ends in the suffix of a checkpoint, or has a slash where no model's name has one
-    ("runs/mine"). `weights` are for names: a tag, a path or a URL; None takes `default`, which is "default"
-    (recommended) or None (random). Errors are those of `load`; it is `fetch_source` that raises a FileNotFoundError.
-    """
-    if isinstance(spec, str) and not _is_written_as_path(spec):
-        if not spec.strip():
-            raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {spec!r:.200}")
-        found: Card | ValueError
-        try:
-            found = card(spec)
-        except ValueError as error:
-            found = error
-        if not _is_file(spec, found):
-            return _choose_weights(spec, found, default if weights is None else weights)
-    if weights is not None:
-        raise ValueError(
-            f"weights are for a model's name. Received: weights={weights!r:.200} and the file {spec!r:.200}"
-        )
-    return Choice(source=as_path(spec, "the model"))
-
-
-def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathLike[str] | None) -> Choice:
-    """Return the choice of a name with a tag, a path or URL, or None for random weights."""
-    _, named = alias(name) or (None, "default")
-    weights = named if weights == "default" else weights
-    source = None if weights is None else as_path(weights, "weights")
-    if isinstance(found, Card):
-        tag = weights if isinstance(weights, str) and not _is_weights_file(weights, found) else None
-        row = select(found, tag if tag is not None else named if named in found.weights else "default")
-        source = source if tag is None else row.location
-        published = row if source == row.location else None
-        return Choice(
-            source=source,
-            name=found.name,
-            expected_config=row.whole_config() if published else row.base_config(),
-            defaults={"preprocessing": row.preprocessing} | ({"labels": row.labels} if row.labels else {}),
-            published=published,
-        )
-    has_tag = isinstance(weights, str) and not _is_weights_file(weights)
-    if not isinstance(found, UnknownModelError) or has_tag or not name.isprintable():
-        raise found
-    architecture = canonical_name(name)  # raises an error that lists the nearest architectures
-    return Choice(source=source, name=architecture, expected_config=ViTConfig.from_name(architecture))
-
-
-def _is_file(spec: str, found: Card | ValueError) -> bool:
-    """Return whether a text that may be a name is a file; `found` is its card, or the error about it."""
-    if isinstance(found, Card):
-        # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
-        return (_has_file_suffix(spec) or alias(spec) is not None) and _exists(spec)
-    if isinstance(found, UnknownModelError):
-        return _exists(spec) or (_is_path(spec) and spec.isprintable())  # a name with a newline is no path
-    return _exists(spec)  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
-
-
-def _is_weights_file(weights: str, found: Card | None = None) -> bool:
-    """Return whether weights are a path or a URL. A tag stays a tag if a file has its name."""
-    if weights == "default" or (found and weights in found.weights):
-        return False
-    return _is_path(weights) or "/" in weights or bool(Path(weights).suffix)  # no tag has a slash
-
-
-def _is_path(text: str) -> bool:
-    """Return whether a text that is neither a known name nor a tag is a path or a URL."""
-    has_folder = "/" in text and not _NAME_WITH_SLASH.fullmatch(text)
-    return _is_written_as_path(text) or _has_file_suffix(text) or has_folder or (bool(text) and _exists(text))
-
-
-def _exists(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except OSError:  # longer than the name of a file
-        return False
-
-
-def _is_written_as_path(text: str) -> bool:
-    """Return whether a text can only be a path or a URL: no name and no tag is written like this."""
-    return "://" in text or text.startswith(("/", ".", "~")) or text.endswith("/") or "\\" in text
-
-
-def _has_file_suffix(text: str) -> bool:
-    return text.casefold().endswith(_FILE_SUFFIXES)
-
-
 def load(
     name: str | os.PathLike[str],
     *,
@@ -149,7 +39,7 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     dtype: Any = None,
-    accept_licence: bool = False,
+    accept_license: bool = False,
     **config_changes: Any,
 ) -> VisionTransformer:
     """Load a model of the zoo, with pretrained or random weights, or a file, a folder or a URL.
@@ -168,7 +58,7 @@ def load(
         num_classes: number of outputs of the head. If it differs from the weights', the head is new and zero; 0 builds
             a model without a head.
         dtype: Keras dtype policy, such as "mixed_bfloat16"; logits are float32 under every policy.
-        accept_licence: whether you accept the terms of a publisher who has terms of its own, such as DINOv3's. A card
+        accept_license: whether you accept the terms of a publisher who has terms of its own, such as DINOv3's. A card
             has their address. Without it such a file is not downloaded.
         **config_changes: other fields of ViTConfig, such as dropout_rate. patch_size resizes the patches' kernel, as
             `model.resized` does. representation_size=None leaves out the
@@ -181,7 +71,7 @@ def load(
         UnknownModelError: no card has this name; the message lists the nearest.
         ValueError: unknown weights or fields, weights of another architecture, or `weights` beside a file.
         FileNotFoundError: the path does not exist.
-        LicenceError: the file has terms of its own, and accept_licence is False.
+        LicenseError: the file has terms of its own, and accept_license is False.
         DownloadError: the file could not be downloaded completely and verified.
         CheckpointError: the file is damaged or does not contain such a model.
 
@@ -190,88 +80,179 @@ def load(
         >>> model(np.zeros((2, 48, 48, 3), "float32")).shape
         TensorShape([2, 3])
     """
+    accept_license = is_license_accepted(config_changes, accept_license)
     check_fields(config_changes)
     changes = given(image_size=image_size, num_classes=num_classes) | config_changes
     default = "default" if weights == "default" else None
-    choice = resolve(name, None if weights == "default" else weights, default=default)
-    if choice.is_file and weights is None:
+    resolved = resolve(name, None if weights == "default" else weights, default=default)
+    if resolved.is_file and weights is None:
         raise ValueError(
             f"weights=None builds a model's name with random weights. Received: the file {name!r}. For its "
             f"architecture: VisionTransformer(converters.read_config({name!r}))"
         )
-    return load_choice(replace(choice, accept_licence=accept_licence), changes, dtype=dtype)
+    return load_resolved(replace(resolved, accept_license=accept_license), changes, dtype=dtype)
 
 
-def load_choice(
-    choice: Choice, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
+def is_license_accepted(options: dict[str, Any], accept_license: bool) -> bool:
+    """Read `accept_license`, and remove its earlier spelling from further options."""
+    if "accept_licence" not in options:
+        return accept_license
+    warn_renamed("accept_licence", "accept_license", stacklevel=4)
+    return bool(options.pop("accept_licence")) or accept_license
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedModel:
+    """The model that a name, a path or a URL stands for."""
+
+    source: str | None  # path or URL of the weights; None for random weights
+    name: str | None = None  # canonical; None for a file without a name, whose architecture is read from it
+    expected_config: ViTConfig | None = None  # of the name: random weights take it, a file must agree with it
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of the card, for a file that does not state them
+    published: Weights | None = None  # the published weights whose file `source` is
+    accept_license: bool = False  # whether the user accepts the publisher's own terms
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the model is given by its file alone."""
+        return self.name is None
+
+
+def resolve(
+    spec: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None, *, default: str | None = "default"
+) -> ResolvedModel:
+    """Find the model that a name, path or URL stands for, as all commands and `train.run` do.
+
+    A URL is a file, and so is a path that begins with "/", "." or "~", ends with "/" or contains a backslash, whether
+    it exists or not. A name of the zoo comes before any other path: "./digits" is the file. Any other text is a file if
+    it exists, ends in the suffix of a checkpoint, or has a slash where no model's name has one
+    ("runs/mine"). `weights` are for names: a tag, a path or a URL; None takes `default`, which is "default"
+    (recommended) or None (random). Errors are those of `load`; it is `fetch_source` that raises a FileNotFoundError.
+    """
+    if isinstance(spec, str) and not _is_written_as_path(spec):
+        if not spec.strip():
+            raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {spec!r:.200}")
+        card_or_error: Card | ValueError
+        try:
+            card_or_error = card(spec)
+        except ValueError as error:
+            card_or_error = error
+        if not _is_file(spec, card_or_error):
+            return _choose_weights(spec, card_or_error, default if weights is None else weights)
+    if weights is not None:
+        raise ValueError(
+            f"weights are for a model's name. Received: weights={weights!r:.200} and the file {spec!r:.200}"
+        )
+    return ResolvedModel(source=as_path(spec, "the model"))
+
+
+def _choose_weights(
+    name: str, card_or_error: Card | ValueError, weights: str | os.PathLike[str] | None
+) -> ResolvedModel:
+    """Resolve a name with a tag, a path or URL, or None for random weights."""
+    _, named = alias(name) or (None, "default")
+    weights = named if weights == "default" else weights
+    source = None if weights is None else as_path(weights, "weights")
+    if isinstance(card_or_error, Card):
+        known = card_or_error
+        tag = weights if isinstance(weights, str) and not _is_weights_file(weights, known) else None
+        row = select(known, tag if tag is not None else named if named in known.weights else "default")
+        source = source if tag is None else row.location
+        published = row if source == row.location else None
+        return ResolvedModel(
+            source=source,
+            name=known.name,
+            expected_config=row.whole_config() if published else row.base_config(),
+            defaults={"preprocessing": row.preprocessing} | ({"labels": row.labels} if row.labels else {}),
+            published=published,
+        )
+    has_tag = isinstance(weights, str) and not _is_weights_file(weights)
+    if not isinstance(card_or_error, UnknownModelError) or has_tag or not name.isprintable():
+        raise card_or_error
+    architecture = canonical_name(name)  # raises an error that lists the nearest architectures
+    return ResolvedModel(source=source, name=architecture, expected_config=ViTConfig.from_name(architecture))
+
+
+def _is_file(spec: str, card_or_error: Card | ValueError) -> bool:
+    """Decide whether a text that may be a name is a file."""
+    if isinstance(card_or_error, Card):
+        # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
+        return (_has_file_suffix(spec) or alias(spec) is not None) and _exists(spec)
+    if isinstance(card_or_error, UnknownModelError):
+        return _exists(spec) or (_is_path(spec) and spec.isprintable())  # a name with a newline is no path
+    return _exists(spec)  # almost the name of an AugReg file; if there is no such file, the error is raised
+
+
+def _is_weights_file(weights: str, found: Card | None = None) -> bool:
+    """Tell a path or URL from a tag. A tag of the card is a tag even if a file has its name."""
+    if weights == "default" or (found and weights in found.weights):
+        return False
+    return _is_path(weights) or "/" in weights or bool(Path(weights).suffix)  # no tag has a slash
+
+
+def _is_path(text: str) -> bool:
+    """Decide whether a text that is neither a known name nor a tag is a path or a URL."""
+    has_folder = "/" in text and not _NAME_WITH_SLASH.fullmatch(text)
+    return _is_written_as_path(text) or _has_file_suffix(text) or has_folder or (bool(text) and _exists(text))
+
+
+def _is_written_as_path(text: str) -> bool:
+    """Recognise a path or a URL by characters that no name and no tag has."""
+    return "://" in text or text.startswith(("/", ".", "~")) or text.endswith("/") or "\\" in text
+
+
+def _has_file_suffix(text: str) -> bool:
+    return text.casefold().endswith(_FILE_SUFFIXES)
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except OSError:  # longer than the name of a file
+        return False
+
+
+def load_resolved(
+    resolved: ResolvedModel, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
 ) -> VisionTransformer:
     """Load the model that `resolve` found. Errors are those of `load` or, for a file, of `converters.load`.
 
     `changes` are fields of ViTConfig; for a file, image_size, patch_size and num_classes alone. Only a file takes
     `file_facts`, the config and format of `converters.load`.
     """
-    changes = dict(changes or {})
-    if choice.expected_config is None:
-        from keras_vit import converters
+    from keras_vit import converters
 
+    changes, expected = dict(changes or {}), resolved.expected_config
+    if expected is None:
         if others := sorted(changes.keys() - {*_FILE_CHANGES}):
             raise ValueError(
                 f"A file is loaded with another {', '.join(_FILE_CHANGES)} only. Received: {others}. For other fields: "
                 "model.with_config(model.config.replace(...))"
             )
-        return converters.load(fetch_source(choice), **changes, **file_facts, dtype=dtype)
-    _check_no_facts(choice, file_facts)
-    if choice.source is not None:
-        return _build(fetch_source(choice), choice.expected_config, choice.defaults, changes, dtype)
-    from keras_vit.model.vision_transformer import VisionTransformer
+        return converters.load(fetch_source(resolved), **changes, **file_facts, dtype=dtype)
+    _check_no_facts(resolved, file_facts)
+    if resolved.source is None:
+        from keras_vit.model.vision_transformer import VisionTransformer
 
-    return VisionTransformer(_random_config(choice.expected_config, changes), dtype=dtype)
+        return VisionTransformer(_random_config(expected, changes), dtype=dtype)
+    from keras_vit.converters.containers import find_weights, is_keras_file
+    from keras_vit.converters.loading import build
+    from keras_vit.converters.source import open_checkpoint
 
-
-def load_any(
-    choice: Choice, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
-) -> VisionTransformer | DenseModel:
-    """Load what `resolve` found as `load_choice` does, also a stored model of maps, which keeps its dtype."""
-    if read_maps_config(choice) is not None:
-        from keras_vit.dense.loading import load_stored
-
-        _check_no_facts(choice, file_facts)
-        return load_stored(fetch_source(choice), given(**(changes or {})))
-    return load_choice(choice, changes, dtype=dtype, **file_facts)
-
-
-def read_maps_config(choice: Choice) -> ViTConfig | None:
-    """Return the config of the backbone of a stored model of maps; None for any other model."""
-    if not choice.is_file:
-        return None
-    from keras_vit.dense.loading import read_backbone_config
-
-    return read_backbone_config(fetch_source(choice))
+    path = fetch_source(resolved)
+    if is_keras_file(find_weights(path)):  # states everything itself
+        model = converters.load(path, dtype=dtype)
+        _check_architecture(path, model.config, expected)
+        return model.with_config(model.config.replace(**changes)) if changes else model
+    with open_checkpoint(path, num_heads=expected.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
+        _check_architecture(path, checkpoint.config, expected)
+        unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes))
+        return build(checkpoint, {**unstated, **changes}, dtype=dtype)
 
 
-def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
-    """Return the config of what `load_choice` would load, from headers, without TensorFlow; errors likewise."""
-    changes = changes or {}
-    expected = choice.expected_config
-    if expected is not None:
-        _check_no_facts(choice, file_facts)
-        if choice.source is None:
-            return _random_config(expected, changes)
-    if (backbone := read_maps_config(choice)) is not None:
-        return backbone.replace(**changes)
-    path = fetch_source(choice)
-    from keras_vit import converters
-
-    heads = expected.num_heads if expected else None
-    config = converters.read_config(path, **file_facts, num_heads=heads, image_size=changes.get("image_size"))
-    if expected is not None:
-        _check_architecture(path, config, expected)
-    return config.replace(**changes)
-
-
-def _check_no_facts(choice: Choice, file_facts: Mapping[str, Any]) -> None:
+def _check_no_facts(resolved: ResolvedModel, file_facts: Mapping[str, Any]) -> None:
     if stated := given(**file_facts):
-        raise ValueError(f"{choice.name} is a model of the zoo: {list(stated)} describe a file. Received: {stated}")
+        raise ValueError(f"{resolved.name} is a model of the zoo: {list(stated)} describe a file. Received: {stated}")
 
 
 def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
@@ -280,17 +261,17 @@ def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
     return config.replace(**fields)
 
 
-def fetch_source(choice: Choice) -> Path:
-    """Return the local path of the weights; errors as `_util.downloads.fetch`, and LicenceError."""
-    from keras_vit._util.downloads import check_licence, fetch
+def fetch_source(resolved: ResolvedModel) -> Path:
+    """Fetch the weights and return their local path; errors as `_util.downloads.fetch`, and LicenseError."""
+    from keras_vit._util.downloads import check_license, fetch
 
-    source = choice.source or ""
-    row = choice.published
+    source = resolved.source or ""
+    row = resolved.published
     if row is None:
         path = fetch(source)
     else:
-        name = f"{choice.name}, weights {row.tag!r},"
-        check_licence(source, name, row.licence, row.terms, is_accepted=choice.accept_licence)
+        name = f"{resolved.name}, weights {row.tag!r},"
+        check_license(source, name, row.license, row.terms, is_accepted=resolved.accept_license)
         path = fetch(source, sha256=row.sha256)
     # Published files of the hub need theirs: it has what the tensors do not show, such as the activation.
     fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")
@@ -307,26 +288,25 @@ def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> None
                 fetch(f"{match['folder']}{name}{match['revision'] or ''}")
 
 
-def _build(
-    path: Path, expected: ViTConfig, defaults: Mapping[str, Any], changes: Mapping[str, Any], dtype: Any
-) -> VisionTransformer:
-    """Build the model of a file that a name stands for, after checking its architecture."""
-    from keras_vit.converters import load
-    from keras_vit.converters.loading import build
-    from keras_vit.converters.source import find_weights, is_keras_file, open_checkpoint
-
-    if is_keras_file(find_weights(path)):  # states everything itself
-        model = load(path, dtype=dtype)
-        _check_architecture(path, model.config, expected)
-        return model.with_config(model.config.replace(**changes)) if changes else model
-    with open_checkpoint(path, num_heads=expected.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
-        _check_architecture(path, checkpoint.config, expected)
-        unstated = _unstated(defaults, checkpoint.config.replace(**changes))
-        return build(checkpoint, {**unstated, **changes}, dtype=dtype)
+def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> None:
+    """Raise a ValueError if a file's architecture is not that of the name it is loaded by."""
+    wrong = [
+        f"{field} {getattr(config, field)} instead of {getattr(expected, field)}"
+        for field in _ARCHITECTURE_FIELDS
+        if getattr(config, field) != getattr(expected, field)
+    ]
+    units, expected_units = (c.resnet.num_layers if c.resnet else None for c in (config, expected))
+    if units != expected_units:
+        wrong.append(f"a ResNet of {units} units instead of {expected_units}")
+    if wrong:
+        raise ValueError(
+            f"{path} contains another architecture: {', '.join(wrong)}. Load it by its own architecture's name, or "
+            "with keras_vit.converters.load, which reads the architecture from the file."
+        )
 
 
 def _unstated(defaults: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
-    """Return those of the card's defaults that the file's config does not state itself."""
+    """Select the card's defaults that the file's config does not state itself."""
     unstated = dict(defaults)
     if config.preprocessing != Preprocessing():
         unstated.pop("preprocessing", None)
@@ -337,18 +317,45 @@ def _unstated(defaults: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
     return unstated
 
 
-def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> None:
-    """Raise a ValueError if a file's architecture is not that of the name it is loaded by."""
-    wrong = [
-        f"{field} {getattr(config, field)} instead of {getattr(expected, field)}"
-        for field in _ARCHITECTURE_FIELDS
-        if getattr(config, field) != getattr(expected, field)
-    ]
-    units, expected_units = (each.resnet.num_layers if each.resnet else None for each in (config, expected))
-    if units != expected_units:
-        wrong.append(f"a ResNet of {units} units instead of {expected_units}")
-    if wrong:
-        raise ValueError(
-            f"{path} contains another architecture: {', '.join(wrong)}. Load it by its own architecture's name, or "
-            "with keras_vit.converters.load, which reads the architecture from the file."
-        )
+# ---- for the commands and for train.run
+
+
+def load_any(
+    resolved: ResolvedModel, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
+) -> VisionTransformer | DenseModel:
+    """Load what `resolve` found as `load_resolved` does, also a stored model of maps, which keeps its dtype."""
+    if read_maps_config(resolved) is not None:
+        from keras_vit.dense.loading import load_stored
+
+        _check_no_facts(resolved, file_facts)
+        return load_stored(fetch_source(resolved), given(**(changes or {})))
+    return load_resolved(resolved, changes, dtype=dtype, **file_facts)
+
+
+def read_maps_config(resolved: ResolvedModel) -> ViTConfig | None:
+    """Read the config of the backbone of a stored model of maps; None for any other model."""
+    if not resolved.is_file:
+        return None
+    from keras_vit.dense.loading import read_backbone_config
+
+    return read_backbone_config(fetch_source(resolved))
+
+
+def read_config(resolved: ResolvedModel, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
+    """Read the config of what `load_resolved` would load, from headers, without TensorFlow; errors likewise."""
+    changes = changes or {}
+    expected = resolved.expected_config
+    if expected is not None:
+        _check_no_facts(resolved, file_facts)
+        if resolved.source is None:
+            return _random_config(expected, changes)
+    if (backbone := read_maps_config(resolved)) is not None:
+        return backbone.replace(**changes)
+    path = fetch_source(resolved)
+    from keras_vit import converters
+
+    heads = expected.num_heads if expected else None
+    config = converters.read_config(path, **file_facts, num_heads=heads, image_size=changes.get("image_size"))
+    if expected is not None:
+        _check_architecture(path, config, expected)
+    return config.replace(**changes)

@@ -128,7 +128,7 @@ def _resize_exact(ops: Operators, x: Tensor, target: Size, preprocessing: Prepro
         matrices.append(matrix[:, first:last].T)
     weights = [ops.constant(matrix, f"image/matrix_{axis}") for axis, matrix in enumerate(matrices)]
     passes = list(zip(("rows", "columns"), weights, strict=True))
-    height_first = preprocessing.is_pillows and is_height_first(source, size)
+    height_first = preprocessing.matches_pillow and is_height_first(source, size)
     if not height_first:
         passes.reverse()
     x = ops.transpose(_cast_to_float(ops, x), (0, 3, 2, 1) if height_first else (0, 3, 1, 2), "image/channels_first")
@@ -163,7 +163,7 @@ def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
     """Matrix, float64 (new, old), by which `preprocess` multiplies one side; its rows sum to 1."""
     if new == old:
         return np.eye(old)
-    if preprocessing.is_pillows:
+    if preprocessing.matches_pillow:
         start, weights = (tensor.numpy() for tensor in pillow_weights(new, old, preprocessing.interpolation))
         matrix = np.zeros((new, old + len(weights)))
         for tap, weight in enumerate(weights):

@@ -117,11 +117,11 @@ class MultiHeadAttention(BaseLayer):
         return self.out(runtime.attend(query, key, added, value, training=training))
 
     def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
-        """Return the attention weights, (batch, heads, queries, attended); every row sums to 1."""
+        """Compute the attention weights, (batch, heads, queries, attended); every row sums to 1."""
         return runtime.attention_weights(*self._score_inputs(queries, attended, relative))
 
     def _score_inputs(self, queries: Any, attended: Any, relative: Any) -> tuple[Any, Any, Any]:
-        """Return queries and keys of every head, and what is added to their products, or None."""
+        """Compute queries and keys of every head, and the bias that is added to their products, or None."""
         query, key = self.query(queries), self.key(attended)
         if self.rotary is not None:
             query, key = self.rotary.turn(query), self.rotary.turn(key)

@@ -21,12 +21,12 @@ _INITIALIZERS: dict[str, Callable[[], keras.initializers.Initializer]] = {
 
 
 def initializer(name: str) -> keras.initializers.Initializer:
-    """Return the initializer of a kind of weight, a key of `_INITIALIZERS`; zeros inside `runtime.uninitialized`."""
+    """Initializer of a kind of weight, a key of `_INITIALIZERS`; zeros inside `runtime.uninitialized`."""
     return keras.initializers.Zeros() if runtime.settings().uninitialized else _INITIALIZERS[name]()
 
 
 def glorot_uniform_matrix(fan_in: int, fan_out: int) -> keras.initializers.Initializer:
-    """Return Glorot uniform for a (fan_in, fan_out) matrix whose variable has another shape (an axis for heads)."""
+    """Glorot uniform for a (fan_in, fan_out) matrix whose variable has another shape (an axis for heads)."""
     if runtime.settings().uninitialized:
         return keras.initializers.Zeros()
     limit = (6 / (fan_in + fan_out)) ** 0.5
@@ -47,7 +47,7 @@ def refuse_quantize(self: keras.layers.Layer, *arguments: Any, **options: Any) -
 
 
 def dense_layer(units: int, **options: Any) -> keras.layers.Dense:
-    """Return Keras' Dense, which is not quantized as a part of another model: a file of ours would not hold that."""
+    """Make a Keras Dense that is not quantized as a part of another model: a saved file could not hold that."""
     layer = keras.layers.Dense(units, **options)
     layer.quantize = functools.partial(refuse_quantize, layer)
     return layer
@@ -95,7 +95,7 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def activation_function(name: str) -> Callable[[Any], Any]:
-    """Return the function of a name in `config.ACTIVATIONS`."""
+    """Function of a name in `config.ACTIVATIONS`."""
     return _ACTIVATIONS[name]
 
 

@@ -186,7 +186,7 @@ class EncoderBlock(BaseLayer):
         return x + drop(self.mlp(self.norm2(x), training=training), self.scale2)
 
     def _mix(self, x: Any, relative: Any, tokens: int | None, training: bool | None) -> Any:
-        """Return what each of the first `tokens` takes from all tokens."""
+        """Mix the tokens: results for the first `tokens`, which attend to all."""
         if self.attention is not None:
             mixed = self.attention(_first(x, tokens), x, relative=relative, training=training)
         else:
@@ -194,19 +194,19 @@ class EncoderBlock(BaseLayer):
         return self.dropout(mixed, training=training)
 
     def attention_weights(self, x: Any, relative: Any = None) -> Any:
-        """Return the attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""
+        """Compute the attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""
         x = self.norm1(x)
         return self.attention.weights_of(x, x, relative)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments, with those of the block's config spelled flat."""
+        """Arguments of the layer, with those of the block's config spelled flat."""
         config = super().get_config()
         block = dataclasses.asdict(config.pop("config"))
         return {**config, **block}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        names = [one.name for one in dataclasses.fields(BlockConfig)]
+        names = [field.name for field in dataclasses.fields(BlockConfig)]
         block = BlockConfig(**{name: config[name] for name in names if name in config})
         return super().from_config({"config": block, **{k: v for k, v in config.items() if k not in names}})
 

@@ -47,7 +47,7 @@ class PositionEmbedding(BaseLayer):
             setattr(self, name, self.add_weight(shape=shape, initializer=initializer("position"), name=name))
 
     def _table_grids(self, grid: tuple[int, int]) -> dict[str, tuple[int, int]]:
-        """Return the name of each weight, and the grid (rows, columns) that its table covers."""
+        """Names of the weights, with the grid (rows, columns) that each table covers."""
         height, width = grid
         return {
             "learned": {"embedding": (height, width)},
@@ -60,7 +60,7 @@ class PositionEmbedding(BaseLayer):
         return x + (ops.cast(table, x.dtype) if self.kind == "sincos2d" else table)
 
     def table(self) -> Any:
-        """Return what is added to the tokens, (1, tokens, hidden_size)."""
+        """Compute the embedding that is added to the tokens, (1, tokens, hidden_size)."""
         if self.kind == "sincos2d":
             return self.fixed
         if self.kind == "learned":

@@ -12,7 +12,7 @@ from keras_vit.model.layers.base import BaseLayer, initializer
 
 
 def concatenated_axes(along_x: Any, along_y: Any, grid: tuple[int, int], prefix_tokens: int) -> Any:
-    """Return the embedding of all tokens, (1, tokens, hidden_size), of "learned2d".
+    """Compute the embedding of all tokens, (1, tokens, hidden_size), of "learned2d".
 
     It concatenates an embedding of the column and one of the row, each half as wide: (1, prefix_tokens + columns or
     rows, width). Both tables have a row for each prefix token, which the paper does not say.
@@ -29,7 +29,7 @@ def concatenated_axes(along_x: Any, along_y: Any, grid: tuple[int, int], prefix_
 
 @keras.saving.register_keras_serializable("keras_vit")
 class RelativePosition(BaseLayer):
-    """Return a table of embeddings for the offsets between two of N tokens: (2N - 1, num_heads, head size).
+    """Make a table of embeddings for the offsets between two of N tokens: (2N - 1, num_heads, head size).
 
     Row q - k + N - 1 belongs to query q and key k. It acts as a second key: its product with the query is added to the
     attention score. The paper omits details. Here tokens count in raster order, class token and registers first;
@@ -77,7 +77,7 @@ class RelativePosition(BaseLayer):
 
 
 def relative_scores(query: Any, table: Any) -> Any:
-    """Return the products of queries with the embeddings of their offsets to all tokens.
+    """Multiply queries with the embeddings of their offsets to all tokens.
 
     `query` has the first Q of N tokens, (batch, heads, Q, head size); `table` is (2N - 1, heads, head size), the result
     (batch, heads, Q, N).
@@ -109,7 +109,7 @@ class Rotary:
     interleaved: bool = False
 
     def turn(self, x: Any) -> Any:
-        """Return queries or keys (batch, heads, tokens, head size) turned: the first tokens of a sequence, or all."""
+        """Turn queries or keys (batch, heads, tokens, head size): the first tokens of a sequence, or all."""
         cosines, sines = (
             ops.cast(table[: x.shape[2]], x.dtype)
             for table in cosines_and_sines(self, x.shape[-1], "float64" if x.dtype == "float64" else "float32")
@@ -117,7 +117,7 @@ class Rotary:
         return x * cosines + self._quarter_turn(x) * sines
 
     def _quarter_turn(self, x: Any) -> Any:
-        """Return x with every pair (a, b) replaced by (-b, a)."""
+        """Replace every pair (a, b) by (-b, a)."""
         if not self.interleaved:
             first, second = ops.split(x, 2, axis=-1)
             return ops.concatenate([-second, first], axis=-1)
@@ -128,7 +128,7 @@ class Rotary:
 
 @functools.lru_cache(maxsize=8)
 def cosines_and_sines(rotary: Rotary, size: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines and sines (tokens, head size), which the blocks share."""
+    """Cosines and sines (tokens, head size), which the blocks share."""
     lines = []
     for side in rotary.grid:
         if rotary.trained_grid is None:

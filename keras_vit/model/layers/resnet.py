@@ -42,7 +42,7 @@ class StandardizedConv2D(BaseLayer):
         )
 
     def standardized_kernel(self) -> Any:
-        """Return the kernel that the convolution applies, in the dtype of the variable."""
+        """Compute the kernel that the convolution applies, in the dtype of the variable."""
         kernel = ops.convert_to_tensor(self.kernel)
         kernel = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
         variance = ops.mean(ops.square(kernel), axis=(0, 1, 2), keepdims=True)

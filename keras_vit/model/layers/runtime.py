@@ -114,13 +114,13 @@ class _FixedSeed(keras.random.SeedGenerator):
 
 
 def seed_generator(own: keras.random.SeedGenerator) -> keras.random.SeedGenerator:
-    """Return the generator from which a layer draws: its own, or inside `random_scope` one with the next seed."""
+    """Generator from which a layer draws: its own, or inside `random_scope` one with the next seed."""
     seeds = settings().seeds
     return own if seeds is None else _FixedSeed(seeds.next())
 
 
 def as_one_block(function: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
-    """Return function(*tensors, **options), with equal random numbers when `random_scope(remat=True)` recomputes it.
+    """Call function(*tensors, **options), with equal random numbers when `random_scope(remat=True)` recomputes it.
 
     `options` are known when the layer is called; all tensors are in `tensors`, because the recomputation treats tensors
     in a closure as constants. `training` is an option: a recomputed block has no outer call to take it from.
@@ -143,7 +143,7 @@ def final_tokens_only() -> contextlib.AbstractContextManager[None]:
 
 
 def tokens_to_compute(final_tokens: int | None) -> int | None:
-    """Return `final_tokens` inside of `final_tokens_only`, else None: all."""
+    """Number of tokens to compute: `final_tokens` inside of `final_tokens_only`, else None for all."""
     return final_tokens if settings().final_tokens_only else None
 
 
@@ -172,7 +172,7 @@ def product_then(
     axes: int = 1,
     **options: Any,
 ) -> Any:
-    """Return after(call(x), **options), where `call` is Keras' way to call this dense layer.
+    """Compute after(call(x), **options), where `call` is Keras' way to call this dense layer.
 
     With a compiler, bias and `after` are one program, forward and backward. The layer's kernel begins with the last
     `axes` axes of x, over which it sums. `after` is a function of one tensor at module level, so that it is compiled
@@ -192,7 +192,7 @@ def product_then(
 
 
 def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | None = None) -> Any:
-    """Return softmax(query key' + added) value, (batch, heads, queries, head size); `added` may be None.
+    """Compute softmax(query key' + added) value, (batch, heads, queries, head size); `added` may be None.
 
     With a compiler, the gradient of softmax is one program.
     """
@@ -218,7 +218,7 @@ def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | Non
 
 
 def attention_weights(query: Any, key: Any, added: Any = None) -> Any:
-    """Return softmax(query key' + added), (batch, heads, queries, keys); every row sums to 1."""
+    """Compute softmax(query key' + added), (batch, heads, queries, keys); every row sums to 1."""
     scores = ops.matmul(query, _transposed(key))
     return ops.softmax(scores if added is None else scores + added, axis=-1)
 
@@ -228,7 +228,7 @@ def _transposed(x: Any) -> Any:
 
 
 def layer_norm(layer: keras.layers.LayerNormalization, call: Callable[[Any], Any], x: Any) -> Any:
-    """Return call(x), Keras' way to normalize the last axis; with a compiler, it is one program."""
+    """Compute call(x), Keras' way to normalize the last axis; with a compiler, it is one program."""
     compiler = settings().compiler
     if compiler is None:
         return call(x)
@@ -263,7 +263,7 @@ def _normalize_gradient(upstream: Any, x: Any, gamma: Any, beta: Any, *, epsilon
 
 
 def _standardized(x: Any, epsilon: float) -> tuple[Any, Any]:
-    """Return x - mean, and 1 / (standard deviation) in each row. XLA is faster with products than with sums."""
+    """Compute x - mean, and 1 / (standard deviation) in each row. XLA is faster with products than with sums."""
     to_mean = ops.full((x.shape[-1], 1), 1 / x.shape[-1], x.dtype)
     centred = x - ops.matmul(x, to_mean)
     return centred, ops.rsqrt(ops.matmul(ops.square(centred), to_mean) + epsilon)
@@ -278,6 +278,6 @@ def _widened(*tensors: Any) -> list[Any]:
 def add_bias_and_apply(
     product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], **options: Any
 ) -> Any:
-    """Return after(product + bias) in the given shape of one example; it computes in at least float32."""
+    """Compute after(product + bias) in the given shape of one example, in at least float32."""
     x = functools.reduce(ops.add, _widened(product, *bias))
     return ops.cast(after(ops.reshape(x, (-1, *shape)), **options), product.dtype)
