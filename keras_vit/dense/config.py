@@ -9,6 +9,9 @@ from typing import Any, Literal, Self
 from keras_vit._util import files
 from keras_vit._util.checks import Count, NonNegative, Positive, WholeNumber
 from keras_vit._util.text import nearest
+from keras_vit.converters.containers import find_weights, is_keras_file, read_keras_config
+from keras_vit.converters.source import keras_errors
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.config_groups import Group
 
 # Fusion width and the widths of the four maps for each hidden_size, as in Depth Anything (arXiv 2406.09414). Other
@@ -198,3 +201,15 @@ def fetch_card(name: str, *, accept_license: bool) -> Path:
     for beside in ("config.json", "preprocessor_config.json"):
         fetch(folder + beside)
     return fetch(f"{folder}model.safetensors")
+
+
+def read_backbone_config(path: Path) -> ViTConfig | None:
+    """Read the backbone's config of a stored DenseModel, from headers; None for other files."""
+    file = find_weights(path)
+    if not is_keras_file(file):
+        return None
+    values = read_keras_config(file)
+    with keras_errors(file):
+        if values.get("registered_name") != "keras_vit>DenseModel":
+            return None
+        return ViTConfig(**values["config"]["backbone"]["config"])

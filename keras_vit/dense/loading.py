@@ -21,7 +21,7 @@ from keras_vit.converters.containers import (
 )
 from keras_vit.converters.source import check_size, keras_errors, plain_arguments
 from keras_vit.converters.table import Table, fields_of_rows, load_table
-from keras_vit.dense.config import MapConfig, fetch_card, four_blocks, last_blocks
+from keras_vit.dense.config import MapConfig, fetch_card, four_blocks, last_blocks, read_backbone_config
 from keras_vit.dense.model import DenseModel
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
@@ -177,18 +177,6 @@ def _check_value(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...])
         raise CheckpointError(
             f"is read only with {key} {accepted[0]!r} in its config.json. Received: {values.get(key)!r:.200}"
         )
-
-
-def read_backbone_config(path: Path) -> ViTConfig | None:
-    """Read the backbone's config of a stored DenseModel, from headers; None for other files."""
-    file = find_weights(path)
-    if not is_keras_file(file):
-        return None
-    values = read_keras_config(file)
-    with keras_errors(file):
-        if values.get("registered_name") != "keras_vit>DenseModel":
-            return None
-        return ViTConfig(**values["config"]["backbone"]["config"])
 
 
 def load_stored(path: Path, changes: Mapping[str, Any]) -> DenseModel:

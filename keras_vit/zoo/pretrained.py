@@ -336,7 +336,7 @@ def read_maps_config(resolved: ResolvedModel) -> ViTConfig | None:
     """Read the config of the backbone of a stored model of maps; None for any other model."""
     if not resolved.is_file:
         return None
-    from keras_vit.dense.loading import read_backbone_config
+    from keras_vit.dense.config import read_backbone_config
 
     return read_backbone_config(fetch_source(resolved))
 
