@@ -5,7 +5,7 @@ Each group is a frozen dataclass that checks its own values, and can be used alo
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from keras_vit._util.checks import Checked, Count, Positive, Share, WholeNumber, pair
@@ -13,6 +13,11 @@ from keras_vit._util.checks import Checked, Count, Positive, Share, WholeNumber,
 # Images are resized to size / crop_fraction: a smaller one would take any memory.
 CropFraction = Annotated[float, "[0.0625, 1]"]
 Finite = Annotated[float, "(-inf, inf)"]
+
+
+def uncounted(default: Any) -> Any:
+    """Describe a field that changes none of the numbers of `model.cost`; of every other field that module must know."""
+    return field(default=default, metadata={"is_counted": False})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +105,9 @@ class ResNetConfig(Checked):
 
     num_layers: tuple[Count, ...] = ()
     width_factor: Positive = 1.0
-    norm_epsilon: float = 1e-6
-    conv_epsilon: float = 1e-5
-    conv_epsilon_place: Literal["std", "variance"] = "std"
+    norm_epsilon: float = uncounted(1e-6)
+    conv_epsilon: float = uncounted(1e-5)
+    conv_epsilon_place: Literal["std", "variance"] = uncounted("std")
     version: Literal[1, 2] = 1
     stage_widths: tuple[Count, ...] = ()
     stage_channels: tuple[Count, ...] = ()
@@ -289,10 +294,10 @@ class PositionConfig(Group):
     position: Literal["learned", "learned2d", "sincos2d", "relative", "none"] = "learned"
     position_place: Literal["stem", "blocks", "shared"] = "stem"
     position_prefix: bool = True
-    position_method: PositionMethod = "official"
+    position_method: PositionMethod = uncounted("official")
     rotary_theta: Frequency | None = None
-    rotary_grid: Count | None = None
-    rotary_interleaved: bool = False
+    rotary_grid: Count | None = uncounted(None)
+    rotary_interleaved: bool = uncounted(False)
 
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
@@ -337,7 +342,7 @@ class BlockConfig(Group):
     gated_mlp: bool = False
     mlp_norm: bool = False
     activation: Activation = "gelu_tanh"
-    norm_epsilon: NonNegative = 1e-6
+    norm_epsilon: NonNegative = uncounted(1e-6)
     layer_scale: NonNegative | None = None
     dropout_rate: Share = 0.0
     attention_dropout_rate: Share = 0.0
@@ -372,9 +377,9 @@ class HeadConfig(Group):
     final_norm: Literal["tokens", "pooled"] = "tokens"
     normalize_features: bool = False
     projection_head: bool = False
-    head_bias_init: Float32 = 0.0
-    labels: str | tuple[str, ...] | None = None
-    probabilities: Literal["softmax", "sigmoid"] = "softmax"
+    head_bias_init: Float32 = uncounted(0.0)
+    labels: str | tuple[str, ...] | None = uncounted(None)
+    probabilities: Literal["softmax", "sigmoid"] = uncounted("softmax")
 
     def _convert(self) -> None:
         super()._convert()

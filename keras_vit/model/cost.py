@@ -56,14 +56,13 @@ SCALE = 12  # bytes for each output of an int8 kernel: a float32 scale, and the 
 # activations read their input twice, for a product at the end.
 KEPT = {"gelu_tanh": 5, "gelu_erf": 5, "gelu_quick": 3, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
 PEAK = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
-# The fields of ViTConfig and ResNetConfig that this module honours, or that change no number. A new one is an error.
+# The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
     image_size patch_size num_channels patch_bias resnet class_token distilled num_registers pre_norm position
-    position_place position_prefix position_method rotary_theta rotary_grid rotary_interleaved hidden_size num_layers
-    stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation norm_epsilon
-    layer_scale dropout_rate attention_dropout_rate num_classes classifier representation_size
-    representation_activation final_norm normalize_features projection_head head_bias_init labels probabilities
-    preprocessing width_factor conv_epsilon conv_epsilon_place version stage_widths stage_channels groups
+    position_place position_prefix rotary_theta hidden_size num_layers stochastic_depth num_heads mlp_dim
+    tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation layer_scale dropout_rate attention_dropout_rate
+    num_classes classifier representation_size representation_activation final_norm normalize_features
+    projection_head preprocessing width_factor version stage_widths stage_channels groups
 """
 
 
@@ -151,10 +150,13 @@ def count(config: ViTConfig) -> Numbers:
     counted.
     """
     kinds = (ViTConfig, ResNetConfig)
-    fields = [f"{kind.__name__}.{field.name}" for kind in kinds for field in dataclasses.fields(kind)]
-    if unknown := [name for name in fields if name.partition(".")[2] not in FIELDS.split()]:
+    counted = [
+        (kind, one) for kind in kinds for one in dataclasses.fields(kind) if one.metadata.get("is_counted", True)
+    ]
+    if unknown := [f"{kind.__name__}.{one.name}" for kind, one in counted if one.name not in FIELDS.split()]:
         raise TypeError(
-            f"The cost of {unknown} is unknown. Add them to FIELDS in {__name__}, and to the costs they change"
+            f"The cost of {unknown} is unknown. Add them to FIELDS in {__name__} and to the costs they change, or "
+            "declare them as `uncounted`"
         )
     return count_model(symbolic_model(config))
 
@@ -270,9 +272,9 @@ def _title(layer: Any) -> str | None:
         vit.PositionEmbedding: lambda: f"positions, {layer.kind}",
         RelativePosition: lambda: "positions, relative",
         vit.AttentionPooling: lambda: "attention pooling",
-        vit.TokenPooling: lambda: None if layer.token is not None else "mean of the patches",
+        vit.TokenPooling: lambda: None if layer.token is not None else "pooled patches",
         vit.L2Normalization: lambda: "feature of length 1",
-        keras.layers.Concatenate: lambda: "class token and mean of the patches",
+        keras.layers.Concatenate: lambda: "class token and pooled patches",
         vit.LayerNormalization: lambda: "norm before the blocks" if layer.name == "pre_norm" else "final norm",
         keras.layers.Dense: lambda: (
             f"pre_logits, {layer.activation.__name__}" if layer.name == "pre_logits" else "head"
