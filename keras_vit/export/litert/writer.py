@@ -73,7 +73,7 @@ def writes(*classes: type, starts_stream: bool = False, reads_stream: bool = Fal
     return register
 
 
-def honours(kind: type, *fields: str, **accepted: tuple[Any, ...]) -> None:
+def honours(kind: type, /, *fields: str, **accepted: tuple[Any, ...]) -> None:
     """Declare the fields of a class of layers, or of a config dataclass in them, that the writers take into account.
 
     Of a field with `accepted` values they know these alone. Fields that change nothing in inference, such as dropout
