@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_vit._util import html
-from keras_vit._util.progress import counter, print_line
+from keras_vit._util.progress import counter
+from keras_vit._util.progress import print_line as print_to_stderr
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -81,7 +82,7 @@ class Result:
     best: Best | None = None
 
     def _repr_html_(self) -> str:
-        """Return the results as a table for notebooks."""
+        """Results as a table for notebooks."""
         best = f"step {self.best.step:,}, {self.best.path or 'not saved'}" if self.best else None
         values = {
             **{name: f"{value:.4f}" for name, value in self.metrics.items()},
@@ -188,12 +189,14 @@ def run(
         dataset = loaded_teacher.match(dataset)
     if earlier is not None:
         earlier.check_classes(dataset)
-    say = print_line if progress and strategies.is_chief(devices) else lambda _: None
+    print_line = print_to_stderr if progress and strategies.is_chief(devices) else lambda _: None
     if recipe.optimizer == "least_squares":  # no steps
-        probe = Probe(recipe, chosen, dataset, devices, say)
-        return _run(probe, dataset, request, None, out=out, say=say, progress=progress)
-    state, dataset = prepare.build_state(recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, say=say)
-    return _run(state, dataset, request, loaded_teacher, out=out, say=say, progress=progress)
+        probe = Probe(recipe, chosen, dataset, devices, print_line)
+        return _run(probe, dataset, request, None, out=out, print_line=print_line, progress=progress)
+    state, dataset = prepare.build_state(
+        recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, print_line=print_line
+    )
+    return _run(state, dataset, request, loaded_teacher, out=out, print_line=print_line, progress=progress)
 
 
 def _run(
@@ -203,7 +206,7 @@ def _run(
     teacher: Teacher | None,
     *,
     out: str | os.PathLike[str] | None,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     progress: bool,
 ) -> Result:
     """Restore the newest checkpoint, train to the end, and write the files of the run."""
@@ -219,23 +222,23 @@ def _run(
         log = Log(own_folder, last_step=None if is_probe else restored) if own_folder is not None else None
         if isinstance(state, Probe):
             if restored:
-                say(f"{folder} continues after {restored:,} of {state.total:,} images.")
-            found = state.run(checkpoints, log, stop, say=say, show=progress)
+                print_line(f"{folder} continues after {restored:,} of {state.total:,} images.")
+            found = state.run(checkpoints, log, stop, print_line=print_line, show=progress)
         else:
-            held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, say=say)
+            held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, print_line=print_line)
             done, total = restored or 0, state.total_steps
             bar = stack.enter_context(
                 counter("Training", total=total, done=done, show=progress and is_chief and done < total)
             )
             logger = MetricLogger(log, bar, metrics=state.metrics, batch_size=state.recipe.batch_size)
             if done >= total:  # the log of a finished run has these metrics already
-                say(FINISHED.format(folder=folder, total=total))
+                print_line(FINISHED.format(folder=folder, total=total))
                 metrics: dict[str, float] | None = held_out.evaluate(total, keep=False)
             else:
                 if done:
-                    say(f"{folder} continues after step {done:,} of {total:,}.")
+                    print_line(f"{folder} continues after step {done:,} of {total:,}.")
                 elif prepare.changes_length(state.recipe):
-                    say(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
+                    print_line(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
                 metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
             found = {
                 "model": held_out.final_model(),
@@ -264,7 +267,7 @@ def _open_checkpoints(
     request: DataRequest,
     teacher: Teacher | None,
 ) -> Checkpoints:
-    """Return the checkpoints of a run, which the first worker writes."""
+    """Open the checkpoints of a run, which the first worker writes."""
     facts: dict[str, Any] = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),

@@ -42,12 +42,12 @@ DAMAGES = (tf.errors.OpError, ValueError, IndexError)
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path is on a file system of this machine, not a URL."""
+    """Whether a path is on a file system of this machine, not a URL."""
     return "://" not in path
 
 
 def plain_path(folder: str | os.PathLike[str]) -> str:
-    """Return a path, local or `gs://bucket/path`, without `file://` and a final slash."""
+    """Strip `file://` and a final slash from a path, local or `gs://bucket/path`."""
     return os.fspath(folder).removeprefix("file://").rstrip("/")
 
 
@@ -59,7 +59,7 @@ def make_folder(folder: str | os.PathLike[str]) -> str:
 
 
 def read_file(path: str) -> bytes:
-    """Return the bytes of a file, or raise a `tf.errors.OpError`."""
+    """Read the bytes of a file, or raise a `tf.errors.OpError`."""
     with tf.io.gfile.GFile(path, "rb") as file:
         return bytes(file.read())
 
@@ -153,8 +153,8 @@ class Checkpoints:
         self._damaged: set[int] = set()
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, damaged ones included, in ascending order."""
-        return _steps(self.folder)
+        """Steps of all checkpoints, damaged ones included, in ascending order."""
+        return _finished_steps(self.folder)
 
     def restore(self) -> int | None:
         """Set the variables to the newest undamaged checkpoint, and return its step; None if there are no checkpoints.
@@ -211,9 +211,9 @@ class Checkpoints:
                 raise
         self._latest = step
         self._damaged.discard(step)
-        whole = [each for each in self.steps() if each <= step and each not in self._damaged]
+        whole = [saved for saved in self.steps() if saved <= step and saved not in self._damaged]
         with as_os_error(f"Old checkpoints cannot be deleted in {self.folder}"):
-            for old in _listed(self.folder):
+            for old in _list_steps(self.folder):
                 if old <= step and old not in whole[-self._keep :]:
                     remove(_path(self.folder, old))
 
@@ -227,7 +227,7 @@ class Checkpoints:
             name: (then, now)
             for name, (then, now) in _differences(earlier, self._facts).items()
             if not (then == "null" and name in self._may_be_added)
-            and not any(f"{name}.".startswith(f"{other}.") for other in self._may_differ)
+            and not any(f"{name}.".startswith(f"{allowed}.") for allowed in self._may_differ)
         }
         title, remedy = "a run with other settings", "the settings of that run"
         if not found:
@@ -241,8 +241,8 @@ class Checkpoints:
 
 
 def newest(folder: str) -> tuple[str, dict[str, Any]] | None:
-    """Return path and manifest of the newest checkpoint whose manifest can be read, or None; no tensor is read."""
-    for step in reversed(_steps(folder)):
+    """Find path and manifest of the newest checkpoint whose manifest can be read, or None; no tensor is read."""
+    for step in reversed(_finished_steps(folder)):
         path = _path(folder, step)
         with contextlib.suppress(*DAMAGES):
             return f"{path}/variables", _read_manifest(path)
@@ -253,13 +253,13 @@ def _path(folder: str, step: int) -> str:
     return f"{folder}/step-{step:08d}"
 
 
-def _steps(folder: str) -> list[int]:
-    """Return the steps of all finished checkpoints, in ascending order."""
-    return [step for step in _listed(folder) if tf.io.gfile.exists(f"{_path(folder, step)}/{MANIFEST}")]
+def _finished_steps(folder: str) -> list[int]:
+    """Steps of all finished checkpoints, in ascending order."""
+    return [step for step in _list_steps(folder) if tf.io.gfile.exists(f"{_path(folder, step)}/{MANIFEST}")]
 
 
-def _listed(folder: str) -> list[int]:
-    """Return the steps of all checkpoints, unfinished ones included, in ascending order; none if there is no folder."""
+def _list_steps(folder: str) -> list[int]:
+    """Steps of all checkpoints, unfinished ones included, in ascending order; none if there is no folder."""
     if not tf.io.gfile.isdir(folder):
         return []
     names = (name.rstrip("/") for name in tf.io.gfile.listdir(folder))  # a bucket's folders end in /
@@ -267,7 +267,7 @@ def _listed(folder: str) -> list[int]:
 
 
 def _read_manifest(path: str) -> dict[str, Any]:
-    """Return step, facts and variables of a checkpoint, or raise one of DAMAGES."""
+    """Read step, facts and variables of a checkpoint, or raise one of DAMAGES."""
     content: Any = json.loads(read_file(f"{path}/{MANIFEST}"))
     if isinstance(content, dict):
         content = content.get("content", content)  # earlier versions added a hash
@@ -277,18 +277,18 @@ def _read_manifest(path: str) -> dict[str, Any]:
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the JSON of both values for each dotted name that differs, "(not there)" for one that is missing."""
-    before, after = _flat(then), _flat(now)
+    """Compare by dotted names: the JSON of both values where they differ, "(not there)" for one that is missing."""
+    before, after = _flatten(then), _flatten(now)
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     return {name: (before.get(name, "(not there)"), after.get(name, "(not there)")) for name in names}
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested mappings as one, with dotted names and values as JSON."""
+def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Flatten nested mappings to one with dotted names and values as JSON."""
     flat: dict[str, str] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
+            flat |= _flatten(value, f"{prefix}{name}.")
         else:
             flat[prefix + name] = json.dumps(value)
     return flat
@@ -308,7 +308,7 @@ class EarlierRun:
     teacher: str | None = None  # name or path
 
     def complete(self, request: DataRequest) -> DataRequest:
-        """Return a request with the earlier run's arguments where it has none, unless it names other data."""
+        """Fill a request with the earlier run's arguments where it has none, unless it names other data."""
         if request.data is not None:
             return request
         if "data" not in self.data:
@@ -356,7 +356,7 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
 def _from_checkpoint(
     prefix: str, saved: Mapping[str, Any], config: ViTConfig, head: MapConfig | None
 ) -> VisionTransformer | DenseModel:
-    """Return the model with the weights of a checkpoint, or with their moving averages."""
+    """Load a model with the weights of a checkpoint, or with their moving averages."""
     model: Any = VisionTransformer(config, dtype="float32")
     model = model if head is None else DenseModel(model, head)
     variables = {

@@ -34,7 +34,7 @@ Batch = dict[str, Any]
 
 
 def choose_strategy(model: keras.Model, strategy: str | tf.distribute.Strategy) -> tf.distribute.Strategy:
-    """Return the strategy for a name; "auto" is the one that the model was created with, if there is one."""
+    """Find the strategy for a name; "auto" is the one that the model was created with, if there is one."""
     if not isinstance(strategy, str):
         return strategy
     values = [weight.value for weight in model.weights] if strategy == "auto" else []
@@ -43,7 +43,7 @@ def choose_strategy(model: keras.Model, strategy: str | tf.distribute.Strategy) 
 
 
 def replicate(model: keras.Model, strategy: tf.distribute.Strategy) -> keras.Model:
-    """Return the model itself if the strategy has its weights on every replica, or else a copy that has."""
+    """Copy a model to every replica of a strategy, unless its weights are there already."""
     if all(strategy.extended.variable_created_in_scope(weight.value) for weight in model.weights):
         return model
     with strategy.scope():
@@ -68,7 +68,7 @@ def distribute_batches(
     Warns at the end of images that were left out. A ValueError names an image that is lost, or says that none is left.
     """
 
-    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    def make_worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return evaluation_batches(
             split,
             only=only,
@@ -80,21 +80,21 @@ def distribute_batches(
         )
 
     with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
-        yield from strategy.distribute_datasets_from_function(of_worker)
+        yield from strategy.distribute_datasets_from_function(make_worker_batches)
     if split.num_skipped == split.count:
         raise ValueError(f"None of the {split.count:,} images of {split.name} can be decoded.")
     split.warn_skipped()
 
 
 def sum_replicas(strategy: tf.distribute.Strategy, function: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
-    """Return the compiled function from a distributed batch to the sum of function(batch) over all replicas."""
+    """Compile a function of batches for distributed batches; its results are summed over all replicas."""
     return tf.function(lambda batch: strategy.reduce("SUM", strategy.run(function, args=(batch,)), axis=None))
 
 
 def collect_images(
     strategy: tf.distribute.Strategy, function: Callable[[Batch], Sequence[Any]]
 ) -> Callable[[Iterable[Any]], list[np.ndarray]]:
-    """Return a function from distributed batches to the arrays of function(batch) and the indices, in their order."""
+    """Make a function from distributed batches to the arrays of function(batch) and the indices, in their order."""
 
     def on_replica(batch: Batch) -> list[Any]:
         context = tf.distribute.get_replica_context()
@@ -105,7 +105,7 @@ def collect_images(
     compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)))
 
     def collect(batches: Iterable[Any]) -> list[np.ndarray]:
-        found = [[strategy.experimental_local_results(each)[0] for each in compiled(batch)] for batch in batches]
+        found = [[strategy.experimental_local_results(tensor)[0] for tensor in compiled(batch)] for batch in batches]
         *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
         order = np.argsort(indices, kind="stable")
         order = order[weights[order] > 0]  # without the padding of the last batches
@@ -183,21 +183,21 @@ class Evaluation:
     by_class: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
     def __getattr__(self, name: str) -> float:
-        """Return a metric."""
+        """Metric of this name."""
         metrics = self.__dict__.get("metrics", {})
         if name not in metrics:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; its metrics are {list(metrics)}")
         return float(metrics[name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as a dictionary that JSON can hold, with the metrics among them."""
+        """Convert to a dictionary that JSON can hold, with the metrics among the attributes."""
         values: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             values |= value if name == "metrics" else {name: value}
         return values
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks."""
+        """Results as a table for notebooks."""
         values = {
             **dict(_shown(self.metrics)),
             "labels": self.labels,
@@ -351,7 +351,7 @@ def open_held_out(
 
 
 def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[dict[str, float], float, float]:
-    """Return the sums over all batches, and the seconds of the first batch, which compiles, and of the others."""
+    """Add up the sums of all batches; time the first batch, which compiles, and the others, in seconds."""
     totals = tf.zeros(len(names), tf.float64)
     times = [time.perf_counter()]
     for batch in batches:
@@ -364,7 +364,7 @@ def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[d
 
 
 def _compiled_step(model: keras.Model, task: tasks.Task, devices: tf.distribute.Strategy) -> Step:
-    """Return the model's compiled function, so that evaluating between epochs compiles once."""
+    """Compile the sums of a model's metrics once, also for several evaluations."""
     if model not in _STEPS or _STEPS[model][0] is not devices:
         reference = weakref.ref(model)  # the cache does not keep its models alive
 

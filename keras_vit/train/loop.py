@@ -69,23 +69,23 @@ class HeldOut:
     """
 
     def __init__(
-        self, state: TrainState, data: Data, *, folder: str | None, is_new: bool, say: Callable[[str], None]
+        self, state: TrainState, data: Data, *, folder: str | None, is_new: bool, print_line: Callable[[str], None]
     ) -> None:
         self._state = state
         self._data = data
-        self._say = say
+        self._print_line = print_line
         self._folder = folder
         replicas = state.strategy.num_replicas_in_sync
         self._batch_size = evaluation_batch(state.recipe, state.model.config, replicas=replicas)
         with state.strategy.scope():
             self._model = state.model.with_config(state.model.config)
-        self.best = _read(folder) if folder is not None and not is_new else None
+        self.best = _read_best(folder) if folder is not None and not is_new else None
         if folder is not None and is_new:
             remove(f"{folder}/{RECORD}")
             remove(f"{folder}/{MODEL}")
 
     def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
-        """Return the metrics after a step, {} without held-out images and labels. `keep` keeps the best model."""
+        """Measure the weights after a step, {} without held-out images and labels. `keep` keeps the best model."""
         state = self._state
         if not can_evaluate(state.recipe, self._data):
             return {}
@@ -96,18 +96,18 @@ class HeldOut:
         note = ", the best so far" if keep and self._keep(step, metrics) else ""
         first = next(iter(metrics))
         text = f"held-out {first} {metrics[first]:.4f}, loss {metrics['loss']:.4f}{note}"
-        self._say(f"step {step:,} of {state.total_steps:,}: {text}")
+        self._print_line(f"step {step:,} of {state.total_steps:,}: {text}")
         return metrics
 
     def final_model(self) -> VisionTransformer:
-        """Return a model outside of any strategy, with the state's moving averages, or without them its weights."""
+        """Copy the moving averages, or without them the weights, to a model outside of any strategy."""
         model = replicate(self._model, tf.distribute.get_strategy())
         self._state.copy_to(model)
         return model
 
     def _keep(self, step: int, metrics: dict[str, float]) -> bool:
         """Write `best.keras` if no evaluation before was as good; return whether it did."""
-        if self.best and not _score(metrics) > _score(self.best.metrics):
+        if self.best and not _rank(metrics) > _rank(self.best.metrics):
             return False
         path = None
         if self._folder is not None:
@@ -121,12 +121,12 @@ class HeldOut:
 
 
 def can_evaluate(recipe: Recipe, data: Data) -> bool:
-    """Return whether there are held-out images with labels, and a head for their classes."""
+    """Whether there are held-out images with labels, and a head for their classes."""
     return data.evaluation is not None and data.is_labelled and recipe.trains_head
 
 
 def interval(state: TrainState, data: Data) -> int | None:
-    """Return the number of steps from one evaluation to the next; None evaluates after the last step only."""
+    """Number of steps from one evaluation to the next; None evaluates after the last step only."""
     recipe = state.recipe
     if recipe.eval_steps != "auto":
         return recipe.eval_steps
@@ -145,20 +145,20 @@ def save_model(model: VisionTransformer, path: str) -> None:
         replace_file(path, local.read_bytes())
 
 
-def _score(metrics: dict[str, float]) -> tuple[float, float]:
-    """Return what the best model has most of: the first metric of its task, then the negative loss."""
+def _rank(metrics: dict[str, float]) -> tuple[float, float]:
+    """Rank of an evaluation: by the first metric of its task, then by the lower loss."""
     loss = metrics["loss"]
     return next(iter(metrics.values())), -math.inf if math.isnan(loss) else -loss
 
 
-def _read(folder: str) -> Best | None:
-    """Return the best evaluation of a run that is continued; warn if its files are damaged."""
+def _read_best(folder: str) -> Best | None:
+    """Read the best evaluation of a run that is continued; warn if its files are damaged."""
     if not tf.io.gfile.exists(f"{folder}/{RECORD}"):
         return None
     try:
         record = json.loads(read_file(f"{folder}/{RECORD}"))
         step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}
-        _score(metrics)
+        _rank(metrics)
         if not tf.io.gfile.exists(f"{folder}/{MODEL}"):
             raise ValueError(f"there is no {MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -257,7 +257,7 @@ class TrainingSteps:
         """
         # Several steps in one call could end between the updates of one.
         parts = self._parts if count == 1 else 1
-        stop.until = self._wait(parts, count)
+        stop.until = self._describe_wait(parts, count)
         if parts != 1:
             stop.on_request = lambda: self._state.interrupt.assign(1)
         arguments = self._batches, tf.constant(count), tf.constant(float(stop.requested))
@@ -277,18 +277,18 @@ class TrainingSteps:
         self._has_compiled = True
         return metrics
 
-    def _wait(self, parts: int, count: int) -> str:
-        """Return what a stopped run finishes first, and how long that takes."""
-        what = f"this micro-batch, one of {parts}" if parts != 1 else "this step" if count == 1 else f"{count} steps"
+    def _describe_wait(self, parts: int, count: int) -> str:
+        """Describe the part of a step that a stopped run finishes first, and its time."""
+        part = f"this micro-batch, one of {parts}" if parts != 1 else "this step" if count == 1 else f"{count} steps"
         if self._seconds is None:
-            return f"{what} (the first: how long it takes is not known yet)"
-        return f"{what} (about {max(1, self._seconds * count / parts):.0f} s at most)"
+            return f"{part} (the first: how long it takes is not known yet)"
+        return f"{part} (about {max(1, self._seconds * count / parts):.0f} s at most)"
 
     @functools.cached_property
     def _batches(self) -> Iterator[Any]:
-        return iter(self._strategy.distribute_datasets_from_function(self._batches_of_worker))
+        return iter(self._strategy.distribute_datasets_from_function(self._make_worker_batches))
 
-    def _batches_of_worker(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    def _make_worker_batches(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
         local = context.num_replicas_in_sync // context.num_input_pipelines
         order = Order(
             batch=self._recipe.batch_size,

@@ -66,7 +66,7 @@ class MaskedPatchModel(keras.Model):
         return self._encoder()
 
     def call(self, images: Any, *, corruption: Corruption, training: bool | None = None) -> Any:
-        """Return the logits of every patch of preprocessed images (batch, height, width, channels)."""
+        """Compute the logits of every patch of preprocessed images (batch, height, width, channels)."""
         patches = self.stem(images, training=training)
         mask = tf.cast(self.mask_embedding, patches.dtype)
         patches = tf.gather(patches, corruption.source, batch_dims=1)
@@ -76,7 +76,7 @@ class MaskedPatchModel(keras.Model):
 
 
 def colour_classes(images: Any, config: ViTConfig) -> Any:
-    """Return int32 (batch, patches): the three highest bits of each patch's mean colour, red first, 0..511 for RGB.
+    """Compute int32 (batch, patches): the three highest bits of a patch's mean colour, red first, 0..511 for RGB.
 
     Preprocessing of the images (batch, height, width, channels) is inverted to 0..255. Means are rounded to whole
     numbers, so that float errors do not decide between 31.99999 and 32, and clipped: augmentation and bicubic resizing
@@ -109,7 +109,7 @@ def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
 
 
 def objective(*, remat: bool = False) -> Objective:
-    """Return an objective of `MaskedPatchModel`: the mean cross-entropy of the colours of the corrupted patches."""
+    """Make the objective of `MaskedPatchModel`: the mean cross-entropy of the colours of the corrupted patches."""
 
     def masked_patch(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
         classes = colour_classes(batch["image"], model.encoder.config)

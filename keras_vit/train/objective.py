@@ -11,7 +11,7 @@ Objective: TypeAlias = Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str,
 
 
 def supervised(task: Task, kind: str, *, label_smoothing: float = 0.0, remat: bool = False) -> Objective:
-    """Return the objective of `Task.losses`; `remat` recomputes encoder blocks for their gradient."""
+    """Make the objective of `Task.losses`; `remat` recomputes encoder blocks for their gradient."""
 
     def objective(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
         with random_scope(seed, remat=remat):

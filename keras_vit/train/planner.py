@@ -101,7 +101,7 @@ class Plan:
         return None if self.step_seconds is None else self.batch_size / self.step_seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the attributes, `total` and `images_per_second` as a dictionary that JSON can hold."""
+        """Convert the attributes, `total` and `images_per_second` to a dictionary that JSON can hold."""
         derived = {"total": self.total, "images_per_second": self.images_per_second}
         return {**dataclasses.asdict(self), **derived}
 
@@ -193,11 +193,11 @@ def plan(
     cast_bytes = 0 if precision == "float32" else BYTES[precision]
     size, teacher_bytes = config.size, 0
     if teacher is not None:
-        taught_by = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
-        size = max(size[0], taught_by.size[0]), max(size[1], taught_by.size[1])
-        teacher_bytes = count(taught_by).parameters * (FLOAT32 + cast_bytes)
-        teacher_bytes += micro_batch * _activations(taught_by, BYTES[precision], remat=True)[1]
-        step_flops += batch_size * count(taught_by).flops
+        teacher_config = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
+        size = max(size[0], teacher_config.size[0]), max(size[1], teacher_config.size[1])
+        teacher_bytes = count(teacher_config).parameters * (FLOAT32 + cast_bytes)
+        teacher_bytes += micro_batch * _activations(teacher_config, BYTES[precision], remat=True)[1]
+        step_flops += batch_size * count(teacher_config).flops
     setting = {  # words, and whether they apply
         f"{devices} device{'s' * (devices > 1)}": True,
         f"{accumulation} micro-batches": accumulation > 1,
@@ -233,7 +233,7 @@ def plan(
 
 
 def _micro_batch(batch_size: int, parts: int) -> int:
-    """Return how many images a device computes at once, of a batch in so many parts."""
+    """Number of images that a device computes at once, of a batch in `parts`."""
     micro_batch, rest = divmod(batch_size, parts)
     if rest:
         multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
@@ -246,7 +246,7 @@ def _micro_batch(batch_size: int, parts: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _activations(config: ViTConfig, value_bytes: int, *, remat: bool) -> tuple[int, int]:
-    """Return the bytes per image saved for the backward pass, and the bytes that a block's backward pass adds.
+    """Count the bytes per image saved for the backward pass, and those that a block's backward pass adds.
 
     A value of the compute dtype has `value_bytes`. With remat a block saves its input only, and everything else while
     it is recomputed.
@@ -268,7 +268,7 @@ def _activations(config: ViTConfig, value_bytes: int, *, remat: bool) -> tuple[i
 
 
 VARIABLE = "KERAS_VIT_MEMORY"  # GiB of one device that training may use, in place of the measured memory
-# Plans were up to 17 % below the memory that steps used, and up to 34 % above it (benchmarks/results/plan_check.txt).
+# Plans are estimates, so a number that is chosen leaves room, and one that is stated may be somewhat too large.
 CHOSEN_SHARE = 0.75  # of the memory, for a number that is chosen here
 WAITING_BATCHES = 4  # that the input pipeline prepares meanwhile
 OUTSIDE = 2**30  # bytes of a CPU's memory that a first step takes beside its plan: compilers, a second copy of weights
@@ -278,7 +278,7 @@ _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.u
 
 
 def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int) -> Plan:
-    """Return the plan of a recipe's training step; an upper bound if the recipe freezes variables."""
+    """Plan a recipe's training step; an upper bound if the recipe freezes variables."""
     return plan(
         config,
         batch_size=recipe.batch_size,
@@ -296,7 +296,7 @@ def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = Non
 def fewest_micro_batches(
     recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int, memory: int | None
 ) -> int:
-    """Return the fewest micro-batches that fit into `memory` bytes of a device (None: no limit), or raise."""
+    """Find the fewest micro-batches that fit into `memory` bytes of a device (None: no limit), or raise."""
     images = recipe.batch_size // replicas
     numbers = [n for n in range(1, images + 1) if images % n == 0]
     for waiting in (WAITING_BATCHES, 0):  # if there is little memory, few batches will wait
@@ -320,14 +320,14 @@ def check_memory(recipe: Recipe, planned: Plan, *, memory: int | None) -> None:
 
 
 def evaluation_batch(recipe: Recipe, config: ViTConfig, *, replicas: int) -> int:
-    """Return the images per call of an evaluation, which then needs no more memory than the training step."""
+    """Number of images per call of an evaluation, which then needs no more memory than the training step."""
     planned = plan_step(recipe, config, replicas=replicas)
     images = planned.micro_batch * (planned.activations + planned.working) // planned.working
     return max(1, min(EVALUATION_BATCH, images))
 
 
 def device_memory(replicas_here: int) -> int | None:
-    """Return the bytes that one device can use: of the smallest GPU, or of this machine divided by its replicas.
+    """Memory in bytes of one device: the smallest GPU, or this machine divided by its replicas.
 
     The environment variable KERAS_VIT_MEMORY states them in GiB. None if they cannot be read (a TPU, Windows).
     """
@@ -348,7 +348,7 @@ def device_memory(replicas_here: int) -> int | None:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that this process can still use on its machine and in its container, or None."""
+    """Memory in bytes that this process can still use on its machine and in its container, or None."""
     try:
         found = re.search(r"^MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -360,13 +360,13 @@ def free_memory(root: Path = Path("/")) -> int | None:
             top = root / "sys/fs/cgroup" / controllers
             folder = top / path.lstrip("/")
             groups_above = [group for group in folder.parents if group.is_relative_to(top)]
-            free += [room for group in (folder, *groups_above) for room in _rooms(group)]
+            free += [memory for group in (folder, *groups_above) for memory in _free_in_group(group)]
     return min(free, default=None)
 
 
-def _rooms(group: Path) -> list[int]:
-    """Return what a control group leaves, if it has a limit; the page cache can be taken back and does not count."""
-    rooms = []
+def _free_in_group(group: Path) -> list[int]:
+    """Memory that a control group leaves, if it has a limit; the page cache can be taken back and does not count."""
+    free = []
     for limit, usage in _LIMITS:
         try:
             most, used, stat = ((group / name).read_text() for name in (limit, usage, "memory.stat"))
@@ -374,8 +374,8 @@ def _rooms(group: Path) -> list[int]:
             continue
         cache = re.search(r"^(?:total_)?inactive_file (\d+)", stat, re.MULTILINE)
         if most.strip() != "max":
-            rooms.append(max(0, int(most) - int(used) + int(cache[1] if cache else 0)))
-    return rooms
+            free.append(max(0, int(most) - int(used) + int(cache[1] if cache else 0)))
+    return free
 
 
 def _too_large(planned: Plan, memory: int, what: str) -> str:

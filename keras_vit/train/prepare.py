@@ -34,7 +34,7 @@ SIZED_IMAGES = 16  # whose sizes are read
 
 Model: TypeAlias = VisionTransformer | DenseModel
 Source: TypeAlias = ResolvedModel | ViTConfig | Model  # what a run begins with
-Say: TypeAlias = Callable[[str], None]  # prints a line
+PrintLine: TypeAlias = Callable[[str], None]
 
 
 def choose_model(
@@ -53,7 +53,7 @@ def choose_model(
 
 
 def load_model(recipe: Recipe, model: Source) -> Model:
-    """Return the model that training begins with: loaded, new with random weights, or `model` itself."""
+    """Load the model that training begins with, create it with random weights, or take `model` itself."""
     if isinstance(model, Model):
         return model
     keras.utils.set_random_seed(recipe.seed % 2**32)  # so that the same random weights are drawn every time
@@ -64,8 +64,8 @@ def load_model(recipe: Recipe, model: Source) -> Model:
         return load_any(model, dtype="float32")
 
 
-def fit_length(recipe: Recipe, data: Data, *, replicas: int, say: Say) -> Recipe:
-    """Return the recipe with a batch and a number of steps that suit few images, unless the user states them."""
+def fit_length(recipe: Recipe, data: Data, *, replicas: int, print_line: PrintLine) -> Recipe:
+    """Choose a batch and a number of steps that suit few images, unless the user states them."""
     count = data.training_split().count
     changes: dict[str, Any] = {}
     if recipe.batch_size > count and not recipe.is_stated("batch_size"):
@@ -78,12 +78,12 @@ def fit_length(recipe: Recipe, data: Data, *, replicas: int, say: Say) -> Recipe
         return recipe
     chosen = ", ".join(f"{name} {value:,} in place of {getattr(recipe, name):,}" for name, value in changes.items())
     options = " and ".join(f"--set {name}=N" for name in changes)
-    say(f"{count:,} training images of {data.num_classes:,} classes: {chosen}. To choose: {options}")
+    print_line(f"{count:,} training images of {data.num_classes:,} classes: {chosen}. To choose: {options}")
     return recipe.replace(**changes)
 
 
-def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, say: Say) -> Recipe:
-    """Return the recipe with a size that suits images smaller than the model's, unless recipe or user states one.
+def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, print_line: PrintLine) -> Recipe:
+    """Choose a size that suits images smaller than the model's, unless recipe or user states one.
 
     The user states the size of a config or a model, but not that of a name or a file.
     """
@@ -94,19 +94,22 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, sa
     split = data.training_split()
     chosen = np.unique(np.linspace(0, split.count - 1, SIZED_IMAGES).astype(np.int64))
     with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
-        sides = [min(decode(each["image"]).shape[:2]) for each in split.iterate_once(only=chosen)]
+        sides = [min(decode(example["image"]).shape[:2]) for example in split.iterate_once(only=chosen)]
     if not sides:  # none of these can be decoded
         return recipe
-    of_images = int(np.median(sides))
-    smaller = USUAL_SIZE * max(1, round(of_images / USUAL_SIZE))
+    typical_side = int(np.median(sides))
+    smaller = USUAL_SIZE * max(1, round(typical_side / USUAL_SIZE))
     if smaller > 0.75 * side:
         return recipe
-    say(f"images have about {of_images} pixels a side: trained at {smaller}, not at {side}. To choose: --image-size N")
+    print_line(
+        f"images have about {typical_side} pixels a side: trained at {smaller}, not at {side}. "
+        "To choose: --image-size N"
+    )
     return recipe.replace(image_size=smaller)
 
 
 def check_task(recipe: Recipe, source: Model, data: Data) -> Model:
-    """Return the model, with the recipe's head if maps need one; raise a ValueError if it is not for the data."""
+    """Add the recipe's head to a model if maps need one; raise a ValueError if it is not for the data."""
     task = data.task
     has_maps = isinstance(task, Segmentation | Depth)
     if has_maps and isinstance(source, VisionTransformer) and recipe.head is not None:
@@ -128,7 +131,7 @@ def check_task(recipe: Recipe, source: Model, data: Data) -> Model:
 
 
 def match_head(recipe: Recipe, task: Task | ViTConfig, data: Data) -> tuple[Recipe, Data]:
-    """Return the recipe with `reset_head` decided, and the data with the class numbers of a head that is kept.
+    """Decide `reset_head` of the recipe, and give the data the class numbers of a head that is kept.
 
     A head for another number of classes is never kept. Raises a ValueError if one should be kept for other classes.
     """
@@ -147,7 +150,7 @@ def match_head(recipe: Recipe, task: Task | ViTConfig, data: Data) -> tuple[Reci
 
 
 def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names: Sequence[str] | None = None) -> Model:
-    """Return a new model with the source's weights and the recipe's changes. Call it in the scope of a strategy.
+    """Create a model with the source's weights and the recipe's changes. Call it in the scope of a strategy.
 
     If `num_classes` of the data is not the source's, a head of zeros with `class_names` replaces the source's; a head
     without names that is kept gets them.
@@ -191,26 +194,26 @@ def build_state(
     *,
     teacher: Teacher | None = None,
     out: str | os.PathLike[str] | None,
-    say: Say,
+    print_line: PrintLine,
 ) -> tuple[TrainState, Data]:
     """Load the model and create what changes during training; return it, and the data with a kept head's class numbers.
 
-    No file is written. A run in the folder `out` keeps its number of micro-batches. `say` prints a line.
+    No file is written. A run in the folder `out` keeps its number of micro-batches.
     """
     _check_devices(recipe, devices)
     source = check_task(recipe, load_model(recipe, model), data)
-    recipe = fit_size(recipe, model, source.config, data, say=say)
-    recipe = fit_length(recipe, data, replicas=devices.num_replicas_in_sync, say=say)
+    recipe = fit_size(recipe, model, source.config, data, print_line=print_line)
+    recipe = fit_length(recipe, data, replicas=devices.num_replicas_in_sync, print_line=print_line)
     total = recipe.resolved_steps(data.training_split().count)
     recipe, data = match_head(recipe, source.task, data)
     with devices.scope():
         adapted = adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
-        placed = teacher.placed(recipe) if teacher else None
-        if placed:
-            check_student(adapted, placed, recipe)
-        configs = (adapted.config, placed.config if placed else None)
-        recipe = _fit_memory(recipe, configs, devices, out=out, total=total, say=say)
-        state = TrainState(recipe, adapted, total_steps=total, teacher=placed, has_labels=data.is_labelled)
+        network = teacher.copy_model(recipe) if teacher else None
+        if network:
+            check_student(adapted, network, recipe)
+        configs = (adapted.config, network.config if network else None)
+        recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
+        state = TrainState(recipe, adapted, total_steps=total, teacher=network, has_labels=data.is_labelled)
     _warn_long_average(recipe, total)
     return state, data
 
@@ -239,9 +242,9 @@ def _fit_memory(
     *,
     out: str | os.PathLike[str] | None,
     total: int,
-    say: Say,
+    print_line: PrintLine,
 ) -> Recipe:
-    """Return the recipe with a number of micro-batches, after a check that they fit; `configs`: model and teacher."""
+    """Choose the number of micro-batches and check that they fit; `configs` are of the model and its teacher."""
     found = newest(f"{plain_path(out)}/checkpoints") if out is not None else None
     replicas, room = devices.num_replicas_in_sync, planner.device_memory(strategies.local_replicas(devices))
     is_auto = recipe.accumulation == "auto"
@@ -258,7 +261,7 @@ def _fit_memory(
     if is_auto and planned.micro_batch * replicas < recipe.batch_size:
         of = f" of {byte_size(room)}" if room is not None else ""
         each = f" on each of {replicas} devices" if replicas > 1 else ""
-        say(
+        print_line(
             f"batch {recipe.batch_size:,} is computed as {recipe.accumulation} micro-batches of {planned.micro_batch}"
             f"{each}: {byte_size(planned.total)}{of}"
         )
@@ -266,7 +269,7 @@ def _fit_memory(
 
 
 def changes_length(recipe: Recipe) -> bool:
-    """Return whether the run has another length than its recipe's file, and so another warm-up that nobody stated."""
+    """Whether the run has another length than its recipe's file, and so another warm-up that nobody stated."""
     changed = recipe.changed or frozenset()
     return bool(changed & {"steps", "epochs"}) and not changed & {"warmup_steps", "warmup_fraction"}
 

@@ -35,13 +35,15 @@ class Probe:
     """The state of a probe in memory: a model with a head of zeros, and the features that are computed."""
 
     def __init__(
-        self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, say: Callable[[str], None]
+        self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, print_line: Callable[[str], None]
     ) -> None:
         _check(recipe, data, devices)
         source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
         if not isinstance(source, VisionTransformer):
             raise ValueError(f"optimizer='least_squares' needs a VisionTransformer. Received: {source.name!r}, of maps")
-        self.recipe = prepare.fit_size(recipe, model, source.config, data, say=say).replace(reset_head=True)
+        self.recipe = prepare.fit_size(recipe, model, source.config, data, print_line=print_line).replace(
+            reset_head=True
+        )
         self.model: VisionTransformer = prepare.adapt_model(
             self.recipe, source, num_classes=data.num_classes, class_names=data.class_names
         )
@@ -63,15 +65,21 @@ class Probe:
         return {"done": self._done, "features": self._features}
 
     def fingerprint(self) -> str:
-        """Return a hash of the weights that the features depend on."""
+        """Hash of the weights that the features depend on."""
         return hash_weights(weight for weight in self.model.weights if not weight.path.startswith("head/"))[:16]
 
     def run(
-        self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, say: Callable[[str], None], show: bool
+        self,
+        checkpoints: Checkpoints | None,
+        log: Log | None,
+        stop: Stop,
+        *,
+        print_line: Callable[[str], None],
+        show: bool,
     ) -> dict[str, Any]:
         """Compute the features that are missing and fit the head; return the fields of a `Result`."""
         speed = self.compute(checkpoints, stop, show=show)
-        metrics, history = ({}, []) if speed is None else self.fit(say)
+        metrics, history = ({}, []) if speed is None else self.fit(print_line)
         for line in history:
             if log:
                 log.write(**line)
@@ -131,7 +139,7 @@ class Probe:
                 yield offset + split.count, None
             offset += split.count
 
-    def fit(self, say: Callable[[str], None]) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    def fit(self, print_line: Callable[[str], None]) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
         classes = self._data.num_classes
         # A run that continues does not know yet which images the earlier process left out.
@@ -143,9 +151,9 @@ class Probe:
             raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
         if not np.isfinite(train).all():
             raise ValueError("The model must compute finite features. Received: NaN or infinity")
-        found = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
-        best = min(found, key=lambda each: each.loss)
-        say(
+        candidates = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
+        best = min(candidates, key=lambda candidate: candidate.loss)
+        print_line(
             f"regularisation {best.strength:g} for each image: accuracy {best.accuracy:.4f} on the fifths of the "
             "training images that the fits had not seen"
         )
@@ -153,8 +161,8 @@ class Probe:
         head, task = self.model.get_layer("head"), self.model.task
         head.set_weights([best.scale * kernel, best.scale * bias])
         history: list[dict[str, Any]] = [
-            {"step": number, **{f"fold_{name}": value for name, value in each._asdict().items()}}
-            for number, each in enumerate(found, 1)
+            {"step": number, **{f"fold_{name}": value for name, value in candidate._asdict().items()}}
+            for number, candidate in enumerate(candidates, 1)
         ]
         if not len(held_out):
             return {}, history
@@ -163,7 +171,7 @@ class Probe:
         sums = task.sums(logits, targets, np.ones(len(held_out), np.float32))
         means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
         metrics = {NAMES.get(name, name): value for name, value in means.items()}
-        history.append({"step": len(found), **{f"evaluation_{name}": value for name, value in metrics.items()}})
+        history.append({"step": len(candidates), **{f"evaluation_{name}": value for name, value in metrics.items()}})
         return metrics, history
 
 

@@ -20,14 +20,14 @@ from keras_vit.train.optimizer import Optimizer, clip, update_variables
 
 
 def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:
-    """Return what XLA compiles, for a recipe's `xla`: the whole step, its pieces between products, or nothing."""
+    """Part that XLA compiles by a recipe's `xla`: the step, the pieces between matrix products, or nothing."""
     if isinstance(strategy, tf.distribute.TPUStrategy) or not xla:  # a TPU compiles everything anyway
         return "nothing"
     return "pieces" if xla == "auto" and not tf.config.list_logical_devices("GPU") else "step"
 
 
 def piece_compiler() -> Compiler:
-    """Return a function that compiles a function of tensors and its gradient, once for the same settings.
+    """Make a function that compiles a function of tensors and its gradient, once for the same settings.
 
     Only the inputs of the function are kept for gradient(upstream, *tensors); without one it is computed again.
     """
@@ -122,7 +122,7 @@ class TrainState:
         }
 
     def is_finite(self) -> bool:
-        """Return whether every number that a checkpoint would hold is finite."""
+        """Whether every number that a checkpoint would hold is finite."""
         return all(bool(tf.reduce_all(tf.math.is_finite(v))) for v in self.variables.values() if v.dtype.is_floating)
 
     def copy_to(self, model: VisionTransformer) -> None:
@@ -132,7 +132,7 @@ class TrainState:
 
 
 def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
-    """Return the variables that the recipe trains; raise ValueError for a `freeze` pattern that matches none."""
+    """Choose the variables that the recipe trains; raise ValueError for a `freeze` pattern that matches none."""
     paths = [v.path for v in model.weights]
     matches = {pattern: fnmatch.filter(paths, pattern) for pattern in recipe.freeze}
     frozen = {path for found in matches.values() for path in found}
@@ -156,7 +156,7 @@ Gradients = tuple[list[Any], Any]
 
 
 def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of what a call of the training step returns, in order, from those of the task's metrics."""
+    """Names of the values that a call of the training step returns, in order; `metrics` are the task's."""
     return ("loss", *metrics, "gradient_norm", "stop")
 
 
@@ -208,17 +208,17 @@ def accumulate(
         return gradients(batch, seed)
     split = {name: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for name, x in batch.items()}
 
-    def of_micro_batch(k: Any) -> Gradients:
+    def micro_batch_gradients(k: Any) -> Gradients:
         return gradients({name: x[k] for name, x in split.items()}, tf.random.experimental.stateless_fold_in(seed, k))
 
     def add(k: Any, sums: Gradients) -> tuple[Any, Gradients]:
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(interrupt, 0), ["The step was interrupted"])]):
             number = tf.identity(k)
-        return k + 1, tf.nest.map_structure(tf.add, sums, of_micro_batch(number))
+        return k + 1, tf.nest.map_structure(tf.add, sums, micro_batch_gradients(number))
 
     # The first micro-batch stays outside of the loop: TensorFlow rounds the operations of a loop differently, so that
     # without XLA a run would no longer continue bit for bit from checkpoints of earlier versions.
-    first = of_micro_batch(tf.constant(0))
+    first = micro_batch_gradients(tf.constant(0))
     # Without these two limits TensorFlow computes several micro-batches at once, each with its own activations.
     with tf.control_dependencies(tf.nest.flatten(first)):
         start = tf.identity(tf.constant(1))
@@ -226,7 +226,7 @@ def accumulate(
 
 
 def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
-    """Return the seed of a replica in a step, int32 (2,). Both are counted from 0."""
+    """Seed of a replica in a step, int32 (2,). Both are counted from 0."""
     seed = tf.constant([recipe.seed % 2**31, 0], tf.int32)
     seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(step, tf.int32))
     return tf.random.experimental.stateless_fold_in(seed, replica)
