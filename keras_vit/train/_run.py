@@ -182,7 +182,7 @@ def run(
             "Received: None"
         )
     chosen = prepare.choose_model(recipe, model, weights)
-    loaded_teacher = load_teacher(recipe, teacher)
+    loaded_teacher = load_teacher(recipe, teacher) if recipe.has_teacher or teacher is not None else None
     needs_labels = not recipe.has_teacher or recipe.label_weight > 0
     dataset = open_data(dataclasses.replace(request, needs_labels=needs_labels))
     if loaded_teacher and recipe.trains_head:

@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -24,8 +24,10 @@ from keras_vit.model.maps import resize_maps
 from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.split import Data, are_comparable, match_data
-from keras_vit.train.objective import Objective
 from keras_vit.zoo.pretrained import load_resolved, resolve
+
+if TYPE_CHECKING:
+    from keras_vit.train.step import Objective
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 Half of the patch embeddings are corrupted, and for each of them the model predicts the mean colour of its patch.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,7 +15,9 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.base import initializer
 from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.objective import Objective
+
+if TYPE_CHECKING:
+    from keras_vit.train.step import Objective
 
 CORRUPTED = 0.5  # share of the patches
 MASKED, SWAPPED = 8, 1  # of every ten corrupted patches; the others are kept

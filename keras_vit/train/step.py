@@ -7,53 +7,22 @@ clips before the sum, repeats dropout masks on every replica, and does not accum
 import fnmatch
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
-from keras_vit.model.layers.runtime import Compiler, fuse_with
+from keras_vit.model.layers.runtime import Compiler, fuse_with, random_scope
+from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train import distill, masked_patch
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.objective import Objective, supervised
 from keras_vit.train.optimizer import Optimizer, clip, update_variables
 
-
-def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:
-    """Part that XLA compiles by a recipe's `xla`: the step, the pieces between matrix products, or nothing."""
-    if isinstance(strategy, tf.distribute.TPUStrategy) or not xla:  # a TPU compiles everything anyway
-        return "nothing"
-    return "pieces" if xla == "auto" and not tf.config.list_logical_devices("GPU") else "step"
-
-
-def piece_compiler() -> Compiler:
-    """Make a function that compiles a function of tensors and its gradient, once for the same settings.
-
-    Only the inputs of the function are kept for gradient(upstream, *tensors); without one it is computed again.
-    """
-
-    @functools.cache
-    def compiled(
-        function: Callable[..., Any], *, gradient: Callable[..., Any] | None = None, **settings: Any
-    ) -> Callable[..., Any]:
-        bound = functools.partial(function, **settings)
-
-        def recomputed(upstream: Any, *tensors: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(tensors)
-                output = bound(*tensors)
-            return tape.gradient(output, tensors, upstream)
-
-        forward = tf.function(bound, jit_compile=True)
-        backward = tf.function(functools.partial(gradient, **settings) if gradient else recomputed, jit_compile=True)
-
-        @tf.custom_gradient
-        def with_gradient(*tensors: Any) -> Any:
-            return forward(*tensors), lambda upstream: backward(upstream, *tensors)
-
-        return with_gradient
-
-    return compiled
+Batch: TypeAlias = dict[str, Any]
+# (model, batch, seed) -> the loss of every image and further metrics of every image, each float32 (batch,).
+Objective: TypeAlias = Callable[[Any, Batch, Any], tuple[Any, dict[str, Any]]]
+# Gradients in the order of the variables; float32 (n,), loss and metrics as shares of the whole batch's means.
+Gradients: TypeAlias = tuple[list[Any], Any]
 
 
 class TrainState:
@@ -150,14 +119,15 @@ def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
     return trained
 
 
-Batch = dict[str, Any]
-# Gradients in the order of the variables; float32 (n,), loss and metrics as shares of the whole batch's means.
-Gradients = tuple[list[Any], Any]
+def supervised(task: Task, kind: str, *, label_smoothing: float = 0.0, remat: bool = False) -> Objective:
+    """Make the objective of `Task.losses`; `remat` recomputes encoder blocks for their gradient."""
 
+    def objective(model: Any, batch: Batch, seed: Any) -> tuple[Any, dict[str, Any]]:
+        with random_scope(seed, remat=remat):
+            output = model(batch["image"], training=True)
+        return task.losses(output, batch["label"], kind=kind, label_smoothing=label_smoothing)
 
-def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
-    """Names of the values that a call of the training step returns, in order; `metrics` are the task's."""
-    return ("loss", *metrics, "gradient_norm", "stop")
+    return objective
 
 
 def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
@@ -197,6 +167,34 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
     return train_step
 
 
+def _replica_step(
+    state: TrainState,
+    replicas: int,
+    local_gradients: Callable[[Batch, Any], Gradients],
+    apply: Callable[..., Any],
+    batch: Batch,
+    stop: Any,
+) -> Any:
+    """Take one step on one replica: compute the gradients, sum them over the replicas, apply them."""
+    context = tf.distribute.get_replica_context()
+    step = tf.convert_to_tensor(state.step)
+    # With several workers TensorFlow does not know the static batch size, because it could differ between them.
+    size = state.recipe.batch_size // replicas
+    batch = {name: tf.ensure_shape(value, (size, *value.shape[1:])) for name, value in batch.items()}
+    gradients, sums = local_gradients(batch, replica_seed(state.recipe, step, context.replica_id_in_sync_group))
+    # tf.identity, because all_reduce needs tensors that were computed on the replica.
+    *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
+    norm = apply(gradients, step)
+    return tf.stack([*tf.unstack(sums), norm, stop])
+
+
+def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
+    """Seed of a replica in a step, int32 (2,). Both are counted from 0."""
+    seed = tf.constant([recipe.seed % 2**31, 0], tf.int32)
+    seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(step, tf.int32))
+    return tf.random.experimental.stateless_fold_in(seed, replica)
+
+
 def accumulate(
     gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int, interrupt: Any = 0
 ) -> Gradients:
@@ -225,34 +223,6 @@ def accumulate(
     return tf.while_loop(lambda k, _: k < count, add, (start, first), parallel_iterations=1)[1]
 
 
-def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
-    """Seed of a replica in a step, int32 (2,). Both are counted from 0."""
-    seed = tf.constant([recipe.seed % 2**31, 0], tf.int32)
-    seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(step, tf.int32))
-    return tf.random.experimental.stateless_fold_in(seed, replica)
-
-
-def _replica_step(
-    state: TrainState,
-    replicas: int,
-    local_gradients: Callable[[Batch, Any], Gradients],
-    apply: Callable[..., Any],
-    batch: Batch,
-    stop: Any,
-) -> Any:
-    """Take one step on one replica: compute the gradients, sum them over the replicas, apply them."""
-    context = tf.distribute.get_replica_context()
-    step = tf.convert_to_tensor(state.step)
-    # With several workers TensorFlow does not know the static batch size, because it could differ between them.
-    size = state.recipe.batch_size // replicas
-    batch = {name: tf.ensure_shape(value, (size, *value.shape[1:])) for name, value in batch.items()}
-    gradients, sums = local_gradients(batch, replica_seed(state.recipe, step, context.replica_id_in_sync_group))
-    # tf.identity, because all_reduce needs tensors that were computed on the replica.
-    *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
-    norm = apply(gradients, step)
-    return tf.stack([*tf.unstack(sums), norm, stop])
-
-
 def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
     """Compute the gradients of one micro-batch's share of the loss."""
     with fuse_with(compiler):
@@ -277,3 +247,45 @@ def _apply(state: TrainState, gradients: list[Any], step: Any) -> Any:
 
 def _move_average(share: float, average: tf.Variable, value: Any) -> Any:
     return average.assign_sub(share * (average - value))
+
+
+def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Names of the values that a call of the training step returns, in order; `metrics` are the task's."""
+    return ("loss", *metrics, "gradient_norm", "stop")
+
+
+def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:
+    """Part that XLA compiles by a recipe's `xla`: the step, the pieces between matrix products, or nothing."""
+    if isinstance(strategy, tf.distribute.TPUStrategy) or not xla:  # a TPU compiles everything anyway
+        return "nothing"
+    return "pieces" if xla == "auto" and not tf.config.list_logical_devices("GPU") else "step"
+
+
+def piece_compiler() -> Compiler:
+    """Make a function that compiles a function of tensors and its gradient, once for the same settings.
+
+    Only the inputs of the function are kept for gradient(upstream, *tensors); without one it is computed again.
+    """
+
+    @functools.cache
+    def compiled(
+        function: Callable[..., Any], *, gradient: Callable[..., Any] | None = None, **settings: Any
+    ) -> Callable[..., Any]:
+        bound = functools.partial(function, **settings)
+
+        def recomputed(upstream: Any, *tensors: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(tensors)
+                output = bound(*tensors)
+            return tape.gradient(output, tensors, upstream)
+
+        forward = tf.function(bound, jit_compile=True)
+        backward = tf.function(functools.partial(gradient, **settings) if gradient else recomputed, jit_compile=True)
+
+        @tf.custom_gradient
+        def with_gradient(*tensors: Any) -> Any:
+            return forward(*tensors), lambda upstream: backward(upstream, *tensors)
+
+        return with_gradient
+
+    return compiled
