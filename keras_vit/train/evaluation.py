@@ -31,89 +31,6 @@ from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
 from keras_vit.train.data.split import Order, Split, check_kind, match_data
 
 Batch = dict[str, Any]
-
-
-def choose_strategy(model: keras.Model, strategy: str | tf.distribute.Strategy) -> tf.distribute.Strategy:
-    """Find the strategy for a name; "auto" is the one that the model was created with, if there is one."""
-    if not isinstance(strategy, str):
-        return strategy
-    values = [weight.value for weight in model.weights] if strategy == "auto" else []
-    owners = [value.distribute_strategy for value in values if isinstance(value, tf.distribute.DistributedValues)]
-    return owners[0] if owners else strategies.strategy(strategy)
-
-
-def replicate(model: keras.Model, strategy: tf.distribute.Strategy) -> keras.Model:
-    """Copy a model to every replica of a strategy, unless its weights are there already."""
-    if all(strategy.extended.variable_created_in_scope(weight.value) for weight in model.weights):
-        return model
-    with strategy.scope():
-        if isinstance(model, VisionTransformer | DenseModel):
-            return model.with_config(model.config)
-        copy = keras.models.clone_model(model)
-        copy.set_weights(model.get_weights())
-    return copy
-
-
-def distribute_batches(
-    split: Split,
-    strategy: tf.distribute.Strategy,
-    *,
-    only: npt.NDArray[np.int64] | None = None,
-    batch_size: int,
-    model_input: ModelInput,
-    task: Task,
-) -> Iterator[Any]:
-    """Yield `evaluation_batches` of `batch_size` images for every replica, divided among the workers.
-
-    Warns at the end of images that were left out. A ValueError names an image that is lost, or says that none is left.
-    """
-
-    def make_worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return evaluation_batches(
-            split,
-            only=only,
-            shard=(context.input_pipeline_id, context.num_input_pipelines),
-            multiple=context.num_replicas_in_sync // context.num_input_pipelines,
-            batch_size=batch_size,
-            model_input=model_input,
-            task=task,
-        )
-
-    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
-        yield from strategy.distribute_datasets_from_function(make_worker_batches)
-    if split.num_skipped == split.count:
-        raise ValueError(f"None of the {split.count:,} images of {split.name} can be decoded.")
-    split.warn_skipped()
-
-
-def sum_replicas(strategy: tf.distribute.Strategy, function: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
-    """Compile a function of batches for distributed batches; its results are summed over all replicas."""
-    return tf.function(lambda batch: strategy.reduce("SUM", strategy.run(function, args=(batch,)), axis=None))
-
-
-def collect_images(
-    strategy: tf.distribute.Strategy, function: Callable[[Batch], Sequence[Any]]
-) -> Callable[[Iterable[Any]], list[np.ndarray]]:
-    """Make a function from distributed batches to the arrays of function(batch) and the indices, in their order."""
-
-    def on_replica(batch: Batch) -> list[Any]:
-        context = tf.distribute.get_replica_context()
-        tensors = (*function(batch), batch["index"], batch["weight"])
-        # What comes with the batch itself may be on no device yet, and all_gather asks for one.
-        return [context.all_gather(tf.identity(tensor), axis=0) for tensor in tensors]
-
-    compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)))
-
-    def collect(batches: Iterable[Any]) -> list[np.ndarray]:
-        found = [[strategy.experimental_local_results(tensor)[0] for tensor in compiled(batch)] for batch in batches]
-        *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        order = np.argsort(indices, kind="stable")
-        order = order[weights[order] > 0]  # without the padding of the last batches
-        return [array[order] for array in (*arrays, indices)]
-
-    return collect
-
-
 LABELS = ("single", "real")
 SHARE = "{:.2%}"
 SHOWN = {  # of each metric
@@ -350,17 +267,57 @@ def open_held_out(
     return matched, matched.evaluation, task, opened.num_classes
 
 
-def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[dict[str, float], float, float]:
-    """Add up the sums of all batches; time the first batch, which compiles, and the others, in seconds."""
-    totals = tf.zeros(len(names), tf.float64)
-    times = [time.perf_counter()]
-    for batch in batches:
-        totals += step(batch)
-        if len(times) == 1:
-            totals.numpy()  # waits for the device
-            times.append(time.perf_counter())
-    sums = dict(zip(names, map(float, totals.numpy()), strict=True))
-    return sums, times[1] - times[0], time.perf_counter() - times[1]
+def choose_strategy(model: keras.Model, strategy: str | tf.distribute.Strategy) -> tf.distribute.Strategy:
+    """Find the strategy for a name; "auto" is the one that the model was created with, if there is one."""
+    if not isinstance(strategy, str):
+        return strategy
+    values = [weight.value for weight in model.weights] if strategy == "auto" else []
+    owners = [value.distribute_strategy for value in values if isinstance(value, tf.distribute.DistributedValues)]
+    return owners[0] if owners else strategies.strategy(strategy)
+
+
+def replicate(model: keras.Model, strategy: tf.distribute.Strategy) -> keras.Model:
+    """Copy a model to every replica of a strategy, unless its weights are there already."""
+    if all(strategy.extended.variable_created_in_scope(weight.value) for weight in model.weights):
+        return model
+    with strategy.scope():
+        if isinstance(model, VisionTransformer | DenseModel):
+            return model.with_config(model.config)
+        copy = keras.models.clone_model(model)
+        copy.set_weights(model.get_weights())
+    return copy
+
+
+def distribute_batches(
+    split: Split,
+    strategy: tf.distribute.Strategy,
+    *,
+    only: npt.NDArray[np.int64] | None = None,
+    batch_size: int,
+    model_input: ModelInput,
+    task: Task,
+) -> Iterator[Any]:
+    """Yield `evaluation_batches` of `batch_size` images for every replica, divided among the workers.
+
+    Warns at the end of images that were left out. A ValueError names an image that is lost, or says that none is left.
+    """
+
+    def make_worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return evaluation_batches(
+            split,
+            only=only,
+            shard=(context.input_pipeline_id, context.num_input_pipelines),
+            multiple=context.num_replicas_in_sync // context.num_input_pipelines,
+            batch_size=batch_size,
+            model_input=model_input,
+            task=task,
+        )
+
+    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
+        yield from strategy.distribute_datasets_from_function(make_worker_batches)
+    if split.num_skipped == split.count:
+        raise ValueError(f"None of the {split.count:,} images of {split.name} can be decoded.")
+    split.warn_skipped()
 
 
 def _compiled_step(model: keras.Model, task: tasks.Task, devices: tf.distribute.Strategy) -> Step:
@@ -375,3 +332,44 @@ def _compiled_step(model: keras.Model, task: tasks.Task, devices: tf.distribute.
 
         _STEPS[model] = devices, sum_replicas(devices, step)
     return _STEPS[model][1]
+
+
+def sum_replicas(strategy: tf.distribute.Strategy, function: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
+    """Compile a function of batches for distributed batches; its results are summed over all replicas."""
+    return tf.function(lambda batch: strategy.reduce("SUM", strategy.run(function, args=(batch,)), axis=None))
+
+
+def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[dict[str, float], float, float]:
+    """Add up the sums of all batches; time the first batch, which compiles, and the others, in seconds."""
+    totals = tf.zeros(len(names), tf.float64)
+    times = [time.perf_counter()]
+    for batch in batches:
+        totals += step(batch)
+        if len(times) == 1:
+            totals.numpy()  # waits for the device
+            times.append(time.perf_counter())
+    sums = dict(zip(names, map(float, totals.numpy()), strict=True))
+    return sums, times[1] - times[0], time.perf_counter() - times[1]
+
+
+def collect_images(
+    strategy: tf.distribute.Strategy, function: Callable[[Batch], Sequence[Any]]
+) -> Callable[[Iterable[Any]], list[np.ndarray]]:
+    """Make a function from distributed batches to the arrays of function(batch) and the indices, in their order."""
+
+    def on_replica(batch: Batch) -> list[Any]:
+        context = tf.distribute.get_replica_context()
+        tensors = (*function(batch), batch["index"], batch["weight"])
+        # What comes with the batch itself may be on no device yet, and all_gather asks for one.
+        return [context.all_gather(tf.identity(tensor), axis=0) for tensor in tensors]
+
+    compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)))
+
+    def collect(batches: Iterable[Any]) -> list[np.ndarray]:
+        found = [[strategy.experimental_local_results(tensor)[0] for tensor in compiled(batch)] for batch in batches]
+        *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        order = np.argsort(indices, kind="stable")
+        order = order[weights[order] > 0]  # without the padding of the last batches
+        return [array[order] for array in (*arrays, indices)]
+
+    return collect

@@ -52,6 +52,55 @@ def choose_model(
     return resolve(model, weights, default="default" if recipe.start == "pretrained" else None)
 
 
+def build_state(
+    recipe: Recipe,
+    model: Source,
+    data: Data,
+    devices: tf.distribute.Strategy,
+    *,
+    teacher: Teacher | None = None,
+    out: str | os.PathLike[str] | None,
+    print_line: PrintLine,
+) -> tuple[TrainState, Data]:
+    """Load the model and create what changes during training; return it, and the data with a kept head's class numbers.
+
+    No file is written. A run in the folder `out` keeps its number of micro-batches.
+    """
+    _check_devices(recipe, devices)
+    source = check_task(recipe, load_model(recipe, model), data)
+    recipe = fit_size(recipe, model, source.config, data, print_line=print_line)
+    recipe = fit_length(recipe, data, replicas=devices.num_replicas_in_sync, print_line=print_line)
+    total = recipe.resolved_steps(data.training_split().count)
+    recipe, data = match_head(recipe, source.task, data)
+    with devices.scope():
+        adapted = adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
+        network = teacher.copy_model(recipe) if teacher else None
+        if network:
+            check_student(adapted, network, recipe)
+        configs = (adapted.config, network.config if network else None)
+        recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
+        state = TrainState(recipe, adapted, total_steps=total, teacher=network, has_labels=data.is_labelled)
+    _warn_long_average(recipe, total)
+    return state, data
+
+
+def _check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
+    """Raise a ValueError for settings that these devices cannot train with."""
+    replicas = strategy.num_replicas_in_sync
+    number = 1 if recipe.accumulation == "auto" else recipe.accumulation
+    if recipe.batch_size % (replicas * number):
+        raise ValueError(
+            f"batch_size must be a multiple of replicas x accumulation = {replicas} x {number}. "
+            f"Received: {recipe.batch_size}"
+        )
+    is_bfloat16 = recipe.momentum_dtype == "bfloat16"
+    if is_bfloat16 and strategies.has_workers(strategy) and not tf.config.list_logical_devices("GPU"):
+        raise ValueError(
+            "TensorFlow cannot send bfloat16 variables between workers without GPUs: set momentum_dtype='float32'. "
+            f"Received: {recipe.momentum_dtype!r:.200}"
+        )
+
+
 def load_model(recipe: Recipe, model: Source) -> Model:
     """Load the model that training begins with, create it with random weights, or take `model` itself."""
     if isinstance(model, Model):
@@ -64,22 +113,26 @@ def load_model(recipe: Recipe, model: Source) -> Model:
         return load_any(model, dtype="float32")
 
 
-def fit_length(recipe: Recipe, data: Data, *, replicas: int, print_line: PrintLine) -> Recipe:
-    """Choose a batch and a number of steps that suit few images, unless the user states them."""
-    count = data.training_split().count
-    changes: dict[str, Any] = {}
-    if recipe.batch_size > count and not recipe.is_stated("batch_size"):
-        unit = replicas * (1 if recipe.accumulation == "auto" else recipe.accumulation)
-        changes["batch_size"] = unit * 2 ** int(log2(max(count / unit, 1)))
-    steps = ceil(MOST_PASSES * count / changes.get("batch_size", recipe.batch_size))
-    if count < FEW_IMAGES and (recipe.steps or 0) > steps and not recipe.is_stated("steps"):
-        changes["steps"] = steps
-    if not changes:
-        return recipe
-    chosen = ", ".join(f"{name} {value:,} in place of {getattr(recipe, name):,}" for name, value in changes.items())
-    options = " and ".join(f"--set {name}=N" for name in changes)
-    print_line(f"{count:,} training images of {data.num_classes:,} classes: {chosen}. To choose: {options}")
-    return recipe.replace(**changes)
+def check_task(recipe: Recipe, source: Model, data: Data) -> Model:
+    """Add the recipe's head to a model if maps need one; raise a ValueError if it is not for the data."""
+    task = data.task
+    has_maps = isinstance(task, Segmentation | Depth)
+    if has_maps and isinstance(source, VisionTransformer) and recipe.head is not None:
+        keras.utils.set_random_seed(recipe.seed % 2**32)
+        if isinstance(task, Depth):
+            source = depth(source, head=recipe.head, max_depth=recipe.max_depth)
+        else:
+            source = segmenter(source, data.num_classes, head=recipe.head, labels=data.class_names)
+    if (recipe.objective == "masked_patch" or recipe.has_teacher) and isinstance(source, VisionTransformer):
+        return source
+    check_kind(data, source.task)
+    if recipe.objective not in task.OBJECTIVES:
+        raise ValueError(
+            f"objective must be one of {list(task.OBJECTIVES)} for {task.NAME}. Received: {recipe.objective!r}"
+        )
+    if has_maps and (recipe.mixup or recipe.shift or recipe.randaugment_layers):
+        raise ValueError("mixup, shift and randaugment_layers must be 0 for maps, which they would not move")
+    return source
 
 
 def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, print_line: PrintLine) -> Recipe:
@@ -108,26 +161,22 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, pr
     return recipe.replace(image_size=smaller)
 
 
-def check_task(recipe: Recipe, source: Model, data: Data) -> Model:
-    """Add the recipe's head to a model if maps need one; raise a ValueError if it is not for the data."""
-    task = data.task
-    has_maps = isinstance(task, Segmentation | Depth)
-    if has_maps and isinstance(source, VisionTransformer) and recipe.head is not None:
-        keras.utils.set_random_seed(recipe.seed % 2**32)
-        if isinstance(task, Depth):
-            source = depth(source, head=recipe.head, max_depth=recipe.max_depth)
-        else:
-            source = segmenter(source, data.num_classes, head=recipe.head, labels=data.class_names)
-    if (recipe.objective == "masked_patch" or recipe.has_teacher) and isinstance(source, VisionTransformer):
-        return source
-    check_kind(data, source.task)
-    if recipe.objective not in task.OBJECTIVES:
-        raise ValueError(
-            f"objective must be one of {list(task.OBJECTIVES)} for {task.NAME}. Received: {recipe.objective!r}"
-        )
-    if has_maps and (recipe.mixup or recipe.shift or recipe.randaugment_layers):
-        raise ValueError("mixup, shift and randaugment_layers must be 0 for maps, which they would not move")
-    return source
+def fit_length(recipe: Recipe, data: Data, *, replicas: int, print_line: PrintLine) -> Recipe:
+    """Choose a batch and a number of steps that suit few images, unless the user states them."""
+    count = data.training_split().count
+    changes: dict[str, Any] = {}
+    if recipe.batch_size > count and not recipe.is_stated("batch_size"):
+        unit = replicas * (1 if recipe.accumulation == "auto" else recipe.accumulation)
+        changes["batch_size"] = unit * 2 ** int(log2(max(count / unit, 1)))
+    steps = ceil(MOST_PASSES * count / changes.get("batch_size", recipe.batch_size))
+    if count < FEW_IMAGES and (recipe.steps or 0) > steps and not recipe.is_stated("steps"):
+        changes["steps"] = steps
+    if not changes:
+        return recipe
+    chosen = ", ".join(f"{name} {value:,} in place of {getattr(recipe, name):,}" for name, value in changes.items())
+    options = " and ".join(f"--set {name}=N" for name in changes)
+    print_line(f"{count:,} training images of {data.num_classes:,} classes: {chosen}. To choose: {options}")
+    return recipe.replace(**changes)
 
 
 def match_head(recipe: Recipe, task: Task | ViTConfig, data: Data) -> tuple[Recipe, Data]:
@@ -186,55 +235,6 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
     return source.with_config(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())
 
 
-def build_state(
-    recipe: Recipe,
-    model: Source,
-    data: Data,
-    devices: tf.distribute.Strategy,
-    *,
-    teacher: Teacher | None = None,
-    out: str | os.PathLike[str] | None,
-    print_line: PrintLine,
-) -> tuple[TrainState, Data]:
-    """Load the model and create what changes during training; return it, and the data with a kept head's class numbers.
-
-    No file is written. A run in the folder `out` keeps its number of micro-batches.
-    """
-    _check_devices(recipe, devices)
-    source = check_task(recipe, load_model(recipe, model), data)
-    recipe = fit_size(recipe, model, source.config, data, print_line=print_line)
-    recipe = fit_length(recipe, data, replicas=devices.num_replicas_in_sync, print_line=print_line)
-    total = recipe.resolved_steps(data.training_split().count)
-    recipe, data = match_head(recipe, source.task, data)
-    with devices.scope():
-        adapted = adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
-        network = teacher.copy_model(recipe) if teacher else None
-        if network:
-            check_student(adapted, network, recipe)
-        configs = (adapted.config, network.config if network else None)
-        recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
-        state = TrainState(recipe, adapted, total_steps=total, teacher=network, has_labels=data.is_labelled)
-    _warn_long_average(recipe, total)
-    return state, data
-
-
-def _check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
-    """Raise a ValueError for settings that these devices cannot train with."""
-    replicas = strategy.num_replicas_in_sync
-    number = 1 if recipe.accumulation == "auto" else recipe.accumulation
-    if recipe.batch_size % (replicas * number):
-        raise ValueError(
-            f"batch_size must be a multiple of replicas x accumulation = {replicas} x {number}. "
-            f"Received: {recipe.batch_size}"
-        )
-    is_bfloat16 = recipe.momentum_dtype == "bfloat16"
-    if is_bfloat16 and strategies.has_workers(strategy) and not tf.config.list_logical_devices("GPU"):
-        raise ValueError(
-            "TensorFlow cannot send bfloat16 variables between workers without GPUs: set momentum_dtype='float32'. "
-            f"Received: {recipe.momentum_dtype!r:.200}"
-        )
-
-
 def _fit_memory(
     recipe: Recipe,
     configs: tuple[ViTConfig, ViTConfig | None],
@@ -268,12 +268,6 @@ def _fit_memory(
     return recipe
 
 
-def changes_length(recipe: Recipe) -> bool:
-    """Whether the run has another length than its recipe's file, and so another warm-up that nobody stated."""
-    changed = recipe.changed or frozenset()
-    return bool(changed & {"steps", "epochs"}) and not changed & {"warmup_steps", "warmup_fraction"}
-
-
 def _warn_long_average(recipe: Recipe, total: int) -> None:
     """Warn of a moving average that is longer than the run."""
     share = recipe.ema_decay**total if recipe.ema_decay else 0.0
@@ -283,3 +277,9 @@ def _warn_long_average(recipe: Recipe, total: int) -> None:
             f"starting weights. For this length set ema_decay={0.01 ** (1 / total):.4g} or lower.",
             stacklevel=4,
         )
+
+
+def changes_length(recipe: Recipe) -> bool:
+    """Whether the run has another length than its recipe's file, and so another warm-up that nobody stated."""
+    changed = recipe.changed or frozenset()
+    return bool(changed & {"steps", "epochs"}) and not changed & {"warmup_steps", "warmup_fraction"}
