@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,9 +156,12 @@ def run(
     """
     strategies.check_backend()
     devices = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
+    print_line = print_to_stderr if progress and strategies.is_chief(devices) else lambda _: None
     request = DataRequest(
         data=data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
     )
+
+    # The recipe; the model and the data that it is for, or those of an earlier run.
     earlier = None
     if isinstance(recipe, str | os.PathLike):
         recipe = load_recipe(recipe)
@@ -181,7 +184,9 @@ def run(
             "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "
             "Received: None"
         )
-    chosen = prepare.choose_model(recipe, model, weights)
+
+    # The parts of the run. No file is written before all of them are valid.
+    source = prepare.choose_model(recipe, model, weights)
     loaded_teacher = load_teacher(recipe, teacher) if recipe.has_teacher or teacher is not None else None
     needs_labels = not recipe.has_teacher or recipe.label_weight > 0
     dataset = open_data(dataclasses.replace(request, needs_labels=needs_labels))
@@ -189,58 +194,46 @@ def run(
         dataset = loaded_teacher.match(dataset)
     if earlier is not None:
         earlier.check_classes(dataset)
-    print_line = print_to_stderr if progress and strategies.is_chief(devices) else lambda _: None
+    state: TrainState | Probe
     if recipe.optimizer == "least_squares":  # no steps
-        probe = Probe(recipe, chosen, dataset, devices, print_line)
-        return _run(probe, dataset, request, None, out=out, print_line=print_line, progress=progress)
-    state, dataset = prepare.build_state(
-        recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, print_line=print_line
-    )
-    return _run(state, dataset, request, loaded_teacher, out=out, print_line=print_line, progress=progress)
+        state = Probe(recipe, source, dataset, devices, print_line)
+    else:
+        state, dataset = prepare.build_state(
+            recipe, source, dataset, devices, teacher=loaded_teacher, out=out, print_line=print_line
+        )
 
-
-def _run(
-    state: TrainState | Probe,
-    dataset: Data,
-    request: DataRequest,
-    teacher: Teacher | None,
-    *,
-    out: str | os.PathLike[str] | None,
-    print_line: Callable[[str], None],
-    progress: bool,
-) -> Result:
-    """Restore the newest checkpoint, train to the end, and write the files of the run."""
+    # The newest checkpoint is restored; the training continues to the end.
     folder = None if out is None else make_folder(out)
-    is_chief, is_probe = strategies.is_chief(state.strategy), isinstance(state, Probe)
-    own_folder = folder if is_chief else None
+    own_folder = folder if strategies.is_chief(devices) else None
+    is_probe = isinstance(state, Probe)
     with contextlib.ExitStack() as stack:
         if own_folder is not None:
             stack.enter_context(exclusive(own_folder))
         stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher)
+        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, loaded_teacher)
         restored = checkpoints.restore() if checkpoints else None
         log = Log(own_folder, last_step=None if is_probe else restored) if own_folder is not None else None
         if isinstance(state, Probe):
             if restored:
                 print_line(f"{folder} continues after {restored:,} of {state.total:,} images.")
-            found = state.run(checkpoints, log, stop, print_line=print_line, show=progress)
+            trained = state.run(checkpoints, log, stop, print_line=print_line, show=progress)
         else:
             held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, print_line=print_line)
             done, total = restored or 0, state.total_steps
-            bar = stack.enter_context(
-                counter("Training", total=total, done=done, show=progress and is_chief and done < total)
-            )
-            logger = MetricLogger(log, bar, metrics=state.metrics, batch_size=state.recipe.batch_size)
+            show = progress and strategies.is_chief(devices) and done < total
+            advance = stack.enter_context(counter("Training", total=total, done=done, show=show))
+            logger = MetricLogger(log, advance, metrics=state.metrics, batch_size=state.recipe.batch_size)
             if done >= total:  # the log of a finished run has these metrics already
                 print_line(FINISHED.format(folder=folder, total=total))
                 metrics: dict[str, float] | None = held_out.evaluate(total, keep=False)
             else:
+                changed = state.recipe.changed or frozenset()
                 if done:
                     print_line(f"{folder} continues after step {done:,} of {total:,}.")
-                elif prepare.changes_length(state.recipe):
+                elif changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
                     print_line(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
                 metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
-            found = {
+            trained = {
                 "model": held_out.final_model(),
                 "metrics": metrics or {},
                 "history": logger.history,
@@ -251,21 +244,17 @@ def _run(
             }
         if log:
             log.close()
-        if own_folder is not None and not found["stopped"]:
-            save_model(found["model"], f"{own_folder}/model.keras")
+        if own_folder is not None and not trained["stopped"]:
+            save_model(trained["model"], f"{own_folder}/model.keras")
             if not is_probe and importlib.util.find_spec("matplotlib"):  # the extra `plots`
                 plot(own_folder)
     split = dataset.training_split()
     split.warn_skipped()
-    return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **found)
+    return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **trained)
 
 
 def _open_checkpoints(
-    folder: str,
-    state: TrainState | Probe,
-    data: Data,
-    request: DataRequest,
-    teacher: Teacher | None,
+    folder: str, state: TrainState | Probe, data: Data, request: DataRequest, teacher: Teacher | None
 ) -> Checkpoints:
     """Open the checkpoints of a run, which the first worker writes."""
     facts: dict[str, Any] = {

@@ -136,12 +136,13 @@ class Checkpoints:
         may_be_added: Collection[str] = (),
         writes: bool = True,
     ) -> None:
-        if wrong := sorted(set("*?[") & set(plain_path(folder))):
+        path = plain_path(folder)
+        if wrong := sorted(set("*?[") & set(path)):
             raise ValueError(
                 f"TensorFlow takes {' '.join(wrong)} in a path for a pattern, and could not read the checkpoints: "
-                f"use another folder. Received: {plain_path(folder)}"
+                f"use another folder. Received: {path}"
             )
-        self.folder = make_folder(folder)
+        self.folder = make_folder(path)
         self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are read back: tuples become lists
         self._may_differ = frozenset(may_differ)
         self._may_be_added = frozenset(may_be_added)
@@ -176,7 +177,7 @@ class Checkpoints:
                 reasons.append(f"{path} is damaged: {reason[:300]}.")
                 continue
             for reason in reasons:
-                warnings.warn(f"{reason} Training continues from step {step}, the one before.", stacklevel=2)
+                warnings.warn(f"{reason} Training continues from step {step}, the one before.", stacklevel=3)
             self._latest = step
             return step
         if reasons:

@@ -45,7 +45,7 @@ SHOWN = {  # of each metric
     "share": ("of all pixels", SHARE),
     **{f"delta{k}": (f"delta{k}", SHARE) for k in (1, 2, 3)},
 }
-Step = Callable[[dict[str, Any]], Any]  # from a distributed batch to its sums
+Step = Callable[[Any], tf.Tensor]  # from a distributed batch to its sums
 _STEPS: weakref.WeakKeyDictionary[keras.Model, tuple[tf.distribute.Strategy, Step]] = weakref.WeakKeyDictionary()
 
 
@@ -64,9 +64,9 @@ class Evaluation:
             top1: share of the images whose best class is right, 0..1. With ReaL labels, any of its labels is right.
             top5: share of the images with a right class among the best five, 0..1.
             loss: mean cross-entropy in nats; the target of an image with several labels is uniform over them.
-            of a model of maps: mean_iou, pixel_accuracy and mean_accuracy, or of depth delta1, abs_rel, rmse and more;
+            of a DenseModel: mean_iou, pixel_accuracy and mean_accuracy, or for depth delta1, abs_rel, rmse and more;
             at the size of the model's input.
-        by_class: of a model of maps of classes, the metrics of each class by its name.
+        by_class: the metrics of each class by its name, of a DenseModel for segmentation.
         count: number of images in the means.
         unlabelled: number of images left out because they have no label (ReaL).
         skipped: number of images left out because they cannot be decoded.
@@ -325,18 +325,17 @@ def _compiled_step(model: keras.Model, task: tasks.Task, devices: tf.distribute.
     if model not in _STEPS or _STEPS[model][0] is not devices:
         reference = weakref.ref(model)  # the cache does not keep its models alive
 
-        def step(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        def replica_sums(batch: Batch) -> tf.Tensor:
             network = reference()
             assert network is not None  # `evaluate` holds it
             return task.sums(network(batch["image"], training=False), batch["label"], batch["weight"])
 
-        _STEPS[model] = devices, sum_replicas(devices, step)
+        @tf.function
+        def step(batch: Any) -> tf.Tensor:
+            return devices.reduce("SUM", devices.run(replica_sums, args=(batch,)), axis=None)
+
+        _STEPS[model] = devices, step
     return _STEPS[model][1]
-
-
-def sum_replicas(strategy: tf.distribute.Strategy, function: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
-    """Compile a function of batches for distributed batches; its results are summed over all replicas."""
-    return tf.function(lambda batch: strategy.reduce("SUM", strategy.run(function, args=(batch,)), axis=None))
 
 
 def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[dict[str, float], float, float]:

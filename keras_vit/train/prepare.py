@@ -277,9 +277,3 @@ def _warn_long_average(recipe: Recipe, total: int) -> None:
             f"starting weights. For this length set ema_decay={0.01 ** (1 / total):.4g} or lower.",
             stacklevel=4,
         )
-
-
-def changes_length(recipe: Recipe) -> bool:
-    """Whether the run has another length than its recipe's file, and so another warm-up that nobody stated."""
-    changed = recipe.changed or frozenset()
-    return bool(changed & {"steps", "epochs"}) and not changed & {"warmup_steps", "warmup_fraction"}
