@@ -36,12 +36,7 @@ from keras_vit.model.config import ViTConfig, check_fields
 # What an optimizer keeps of each variable: the first in momentum_dtype, others in float32. "least_squares" has no step.
 SLOTS = {"sgd": ("momentum",), "adamw": ("mu", "nu")}
 HIDDEN_SIZE = "hidden_size"  # value of config's representation_size: the width of the model's tokens
-EXCLUSIVE_FIELDS = {
-    "steps": "epochs",
-    "epochs": "steps",
-    "warmup_steps": "warmup_fraction",
-    "warmup_fraction": "warmup_steps",
-}
+EXCLUSIVE_FIELDS = (("steps", "epochs"), ("warmup_steps", "warmup_fraction"))
 _OPTIONAL_IN_CONFIG = {name for name, rule in field_rules(ViTConfig).items() if rule.is_optional}
 # Fields of ViTConfig that a recipe's `config` may not set -> where their values come from.
 _NOT_IN_CONFIG = {
@@ -389,9 +384,10 @@ def merge_fields(
 ) -> dict[str, Any]:
     """Change some fields by the rules of `Recipe.replace`; `stated` ones were changed before."""
     merged = {**fields, **changes}
-    for name, alternative in EXCLUSIVE_FIELDS.items():
-        if changes.get(name) is not None and alternative not in changes:
-            merged.pop(alternative, None)
+    for names in EXCLUSIVE_FIELDS:
+        for name, alternative in (names, names[::-1]):
+            if changes.get(name) is not None and alternative not in changes:
+                merged.pop(alternative, None)
     if not {"warmup_steps", "warmup_fraction"} & {*changes, *stated}:
         merged |= _scaled_warmup(fields, changes)
     if all(isinstance(values.get("config"), Mapping) for values in (fields, changes)):
@@ -428,7 +424,7 @@ def recipe(name_or_path: str | os.PathLike[str], **changes: Any) -> Recipe:
         >>> keras_vit.train.recipe("finetune", image_size=224, steps=10_000).learning_rate
         0.03
     """
-    path = _find(name_or_path)
+    path = _find_file(name_or_path)
     fields = _read_fields(path)
     if missing := sorted({"source", *REQUIRED} - fields.keys()):
         raise ValueError(f"{path} is not a valid recipe: it lacks the keys {missing}")
@@ -446,23 +442,21 @@ def recipes() -> list[str]:
         >>> "finetune" in keras_vit.train.recipes()
         True
     """
-    return sorted(path.stem for path in _folder().glob("*.toml"))
+    return list(_recipe_files())
 
 
-def _folder() -> Path:
-    return files.data_folder("zoo") / "recipes"
+def _recipe_files() -> dict[str, Path]:
+    return {path.stem: path for path in sorted((files.data_folder("zoo") / "recipes").glob("*.toml"))}
 
 
-def _find(name_or_path: str | os.PathLike[str]) -> Path:
-    name = as_path(name_or_path, "recipe")
-    path = Path(name)
+def _find_file(name_or_path: str | os.PathLike[str]) -> Path:
+    name, known = as_path(name_or_path, "recipe"), _recipe_files()
+    path = known.get(name, Path(name))
     if path.suffix != ".toml":
-        if name not in recipes():
-            near = suggestion(name, recipes())
-            raise ValueError(f"There is no recipe {name!r:.200}, and it is not a .toml file; {near}.")
-        return _folder() / f"{name}.toml"
+        near = suggestion(name, known)
+        raise ValueError(f"There is no recipe {name!r:.200}, and it is not a .toml file; {near}.")
     if not path.is_file():
-        raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {recipes()}")
+        raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {list(known)}")
     return path
 
 
@@ -480,6 +474,6 @@ def _read_fields(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path.name}.extends names no recipe of the zoo: {extended!r}; {suggestion(extended, known)}."
         )
-    base = _read_fields(_find(extended))
+    base = _read_fields(_find_file(extended))
     base |= {"source": f"changes to {extended}: {base['source']}", "notes": ()}
     return merge_fields(base, fields)

@@ -108,9 +108,9 @@ def _check_abilities(recipe: Recipe, model: VisionTransformer) -> None:
 class FeatureDistillation(keras.Model):
     """A student, and linear maps of its features to those of its teacher, which are dropped after training."""
 
-    def __init__(self, student: VisionTransformer, teacher: VisionTransformer, *, name: str = "distillation") -> None:
+    def __init__(self, student: VisionTransformer, teacher: VisionTransformer) -> None:
         # No autocast: under bfloat16, too, the student takes images in float32.
-        super().__init__(name=name, autocast=False)
+        super().__init__(name="distillation", autocast=False)
         self.student = student
         self._compute = _features(student)
         options = {"kernel_initializer": initializer("convolution"), "dtype": student.outputs[0].dtype}

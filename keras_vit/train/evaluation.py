@@ -33,7 +33,7 @@ from keras_vit.train.data.split import Order, Split, check_kind, match_data
 Batch = dict[str, Any]
 LABELS = ("single", "real")
 SHARE = "{:.2%}"
-SHOWN = {  # of each metric
+PRINTED_METRICS = {  # title and format of each metric
     "top1": ("top-1", SHARE),
     "top5": ("top-5", SHARE),
     "loss": ("cross-entropy", "{:.4f}"),
@@ -116,7 +116,7 @@ class Evaluation:
     def _repr_html_(self) -> str:
         """Results as a table for notebooks."""
         values = {
-            **dict(_shown(self.metrics)),
+            **dict(_format_metrics(self.metrics)),
             "labels": self.labels,
             "split": self.split or None,
             "images": f"{self.count:,}",
@@ -134,7 +134,7 @@ class Evaluation:
             "other files or folders": self.unread,
         }
         left_out = [f"{count:,} {what}" for what, count in counts.items() if count]
-        metrics = [f"{name} {value}" for name, value in _shown(self.metrics)]
+        metrics = [f"{name} {value}" for name, value in _format_metrics(self.metrics)]
         if "top1" in self.metrics:
             metrics[0] += f" ({round(self.top1 * self.count):,} of {self.count:,})"
         part = "all" if self.split == "all" else f"{self.split},"
@@ -146,14 +146,16 @@ class Evaluation:
             + (", ReaL labels" if self.labels == "real" else "")
             + (f"; left out: {', '.join(left_out)}" if left_out else "")
             + f"; {self.images_per_second:,.0f} images/s"
-            + "".join(f"\n{name}: {', '.join(map(' '.join, _shown(each)))}" for name, each in self.by_class.items())
+            + "".join(
+                f"\n{name}: {', '.join(map(' '.join, _format_metrics(each)))}" for name, each in self.by_class.items()
+            )
         )
 
 
-def _shown(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+def _format_metrics(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     """Yield the names and the values of metrics as people read them."""
     for name, value in metrics.items():
-        title, shown = SHOWN.get(name, (name, "{:.4f}"))
+        title, shown = PRINTED_METRICS.get(name, (name, "{:.4f}"))
         yield title, shown.format(value)
 
 

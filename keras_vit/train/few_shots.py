@@ -74,21 +74,19 @@ class Candidate(NamedTuple):
     accuracy: float
 
 
-def cross_validate(
-    features: np.ndarray, labels: np.ndarray, *, num_classes: int, seed: int, strengths: Sequence[float] = STRENGTHS
-) -> list[Candidate]:
+def cross_validate(features: np.ndarray, labels: np.ndarray, *, num_classes: int, seed: int) -> list[Candidate]:
     """Measure each strength: every fifth of the images, with a fifth of each class, is predicted from the others."""
     count = len(labels)
     order = np.random.default_rng(seed).permutation(count)
     folds = np.empty(count, np.int64)
     folds[order[np.argsort(labels[order], kind="stable")]] = np.arange(count) % FOLDS
-    scores = np.zeros((len(strengths), count, num_classes))
+    scores = np.zeros((len(STRENGTHS), count, num_classes))
     for number in range(min(FOLDS, count)):
         seen = folds != number
         fit = LeastSquares(features[seen], labels[seen], num_classes=num_classes)
-        for place, strength in enumerate(strengths):
+        for place, strength in enumerate(STRENGTHS):
             scores[place, ~seen] = fit.scores(features[~seen], strength * seen.sum())
-    return [_candidate(strength, scored, labels) for strength, scored in zip(strengths, scores, strict=True)]
+    return [_candidate(strength, scored, labels) for strength, scored in zip(STRENGTHS, scores, strict=True)]
 
 
 def _candidate(strength: float, scores: np.ndarray, labels: np.ndarray) -> Candidate:

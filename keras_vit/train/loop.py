@@ -35,13 +35,13 @@ from keras_vit.train.log_files import MetricLogger
 from keras_vit.train.planner import evaluation_batch
 from keras_vit.train.step import TrainState, jit_scope, make_train_step
 
-MODEL = "best.keras"
-NAMES = {"top1": "accuracy"}  # metrics of an evaluation that have another name in training
-RECORD = "best.json"  # step and metrics of best.keras
+BEST_MODEL = "best.keras"
+TRAINING_NAMES = {"top1": "accuracy"}  # metrics of an evaluation that have another name in training
+BEST_RECORD = "best.json"  # step and metrics of best.keras
 # `eval_steps="auto"`: evaluations in a run, and the fewest steps between them.
 EVALUATIONS, FEWEST_STEPS = 10, 10
 Answer = TypeVar("Answer")
-CURVE_POINTS = 20  # lines of the log that a short run has at least, unless the user states log_steps
+FEWEST_LOG_LINES = 20  # lines of the log that a short run has at least, unless the user states log_steps
 
 
 def train(
@@ -62,7 +62,7 @@ def train(
     has_workers = strategies.has_workers(state.strategy)
     log_steps = recipe.log_steps
     if not recipe.is_stated("log_steps"):
-        log_steps = min(log_steps, math.ceil(total / CURVE_POINTS))
+        log_steps = min(log_steps, math.ceil(total / FEWEST_LOG_LINES))
     intervals = (log_steps, recipe.checkpoint_steps, interval(state, data))
     done = int(state.step.numpy())
     saved_at = time.monotonic()
@@ -304,8 +304,8 @@ class HeldOut:
             self._model = state.model.with_config(state.model.config)
         self.best = _read_best(folder) if folder is not None and not is_new else None
         if folder is not None and is_new:
-            remove(f"{folder}/{RECORD}")
-            remove(f"{folder}/{MODEL}")
+            remove(f"{folder}/{BEST_RECORD}")
+            remove(f"{folder}/{BEST_MODEL}")
 
     def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
         """Measure the weights after a step, {} without held-out images and labels. `keep` keeps the best model."""
@@ -315,7 +315,7 @@ class HeldOut:
         state.copy_to(self._model)
         labels = "real" if self._data.multi_label else "single"
         found = evaluate(self._model, self._data, batch_size=self._batch_size, labels=labels, strategy=state.strategy)
-        metrics = {NAMES.get(name, name): value for name, value in found.metrics.items()}
+        metrics = {TRAINING_NAMES.get(name, name): value for name, value in found.metrics.items()}
         note = ", the best so far" if keep and self._keep(step, metrics) else ""
         first = next(iter(metrics))
         text = f"held-out {first} {metrics[first]:.4f}, loss {metrics['loss']:.4f}{note}"
@@ -334,7 +334,7 @@ class HeldOut:
             return False
         path = None
         if self._folder is not None:
-            path, record = f"{self._folder}/{MODEL}", f"{self._folder}/{RECORD}"
+            path, record = f"{self._folder}/{BEST_MODEL}", f"{self._folder}/{BEST_RECORD}"
             with as_os_error(f"{path} cannot be written"):
                 remove(record)  # otherwise a kill would leave the record of another step
                 save_model(self._model, path)
@@ -356,19 +356,19 @@ def _rank(metrics: dict[str, float]) -> tuple[float, float]:
 
 def _read_best(folder: str) -> Best | None:
     """Read the best evaluation of a run that is continued; warn if its files are damaged."""
-    if not tf.io.gfile.exists(f"{folder}/{RECORD}"):
+    if not tf.io.gfile.exists(f"{folder}/{BEST_RECORD}"):
         return None
     try:
-        record = json.loads(read_file(f"{folder}/{RECORD}"))
+        record = json.loads(read_file(f"{folder}/{BEST_RECORD}"))
         step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}
         _rank(metrics)
-        if not tf.io.gfile.exists(f"{folder}/{MODEL}"):
-            raise ValueError(f"there is no {MODEL}")
+        if not tf.io.gfile.exists(f"{folder}/{BEST_MODEL}"):
+            raise ValueError(f"there is no {BEST_MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = str(error)[:100] or type(error).__name__
-        warnings.warn(f"{folder}/{RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=4)
+        warnings.warn(f"{folder}/{BEST_RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=4)
         return None
-    return Best(step, metrics, f"{folder}/{MODEL}")
+    return Best(step, metrics, f"{folder}/{BEST_MODEL}")
 
 
 def save_model(model: VisionTransformer, path: str) -> None:

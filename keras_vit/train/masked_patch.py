@@ -41,9 +41,9 @@ class MaskedPatchModel(keras.Model):
     corrupted before position embeddings and prefix tokens are added. Logits are float32, or float64 under that policy.
     """
 
-    def __init__(self, encoder: VisionTransformer, *, name: str = "masked_patch") -> None:
+    def __init__(self, encoder: VisionTransformer) -> None:
         # No autocast: under bfloat16, too, the encoder takes images in float32.
-        super().__init__(name=name, autocast=False)
+        super().__init__(name="masked_patch", autocast=False)
         config = encoder.config
         _check_config(config)
         # A function, because Keras would count the encoder's unused weights as this model's.

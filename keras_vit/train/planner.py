@@ -182,7 +182,14 @@ def plan(
     one_of("precision", precision, PRECISIONS)
     one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
     check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
-    micro_batch = _micro_batch(batch_size, devices * accumulation)
+    parts = devices * accumulation
+    micro_batch, rest = divmod(batch_size, parts)
+    if rest:
+        multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
+        raise ValueError(
+            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
+            f" Received: {batch_size}"
+        )
     if not 0 < utilization <= 1 or (peak_tflops is not None and not peak_tflops > 0):
         raise ValueError(
             f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
@@ -232,18 +239,6 @@ def plan(
     )
 
 
-def _micro_batch(batch_size: int, parts: int) -> int:
-    """Number of images that a device computes at once, of a batch in `parts`."""
-    micro_batch, rest = divmod(batch_size, parts)
-    if rest:
-        multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
-        raise ValueError(
-            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
-            f" Received: {batch_size}"
-        )
-    return micro_batch
-
-
 @functools.lru_cache(maxsize=64)
 def _activations(config: ViTConfig, value_bytes: int, *, remat: bool) -> tuple[int, int]:
     """Count the bytes per image saved for the backward pass, and those that a block's backward pass adds.
@@ -267,14 +262,16 @@ def _activations(config: ViTConfig, value_bytes: int, *, remat: bool) -> tuple[i
     return saved, 3 * value_bytes * widest
 
 
-VARIABLE = "KERAS_VIT_MEMORY"  # GiB of one device that training may use, in place of the measured memory
+MEMORY_VARIABLE = "KERAS_VIT_MEMORY"  # GiB of one device that training may use, in place of the measured memory
 # Plans are estimates, so a number that is chosen leaves room, and one that is stated may be somewhat too large.
 CHOSEN_SHARE = 0.75  # of the memory, for a number that is chosen here
 WAITING_BATCHES = 4  # that the input pipeline prepares meanwhile
-OUTSIDE = 2**30  # bytes of a CPU's memory that a first step takes beside its plan: compilers, a second copy of weights
+UNPLANNED_BYTES = (
+    2**30
+)  # bytes of a CPU's memory that a first step takes beside its plan: compilers, a second copy of weights
 REFUSED_SHARE = 1.35  # a stated number is refused above it
 EVALUATION_BATCH = 64
-_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
+_LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
 
 
 def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int) -> Plan:
@@ -331,9 +328,9 @@ def device_memory(replicas_here: int) -> int | None:
 
     The environment variable KERAS_VIT_MEMORY states them in GiB. None if they cannot be read (a TPU, Windows).
     """
-    if stated := os.environ.get(VARIABLE):
+    if stated := os.environ.get(MEMORY_VARIABLE):
         if not re.fullmatch(r"\d+(\.\d+)?", stated) or not float(stated):
-            raise ValueError(f"{VARIABLE} is a number of GiB above 0, such as 12. Received: {stated!r:.200}")
+            raise ValueError(f"{MEMORY_VARIABLE} is a number of GiB above 0, such as 12. Received: {stated!r:.200}")
         return int(float(stated) * 2**30)
     import tensorflow as tf
 
@@ -344,7 +341,7 @@ def device_memory(replicas_here: int) -> int | None:
 
         return min(device.memory_limit for device in device_lib.list_local_devices() if device.device_type == "GPU")
     free = free_memory()
-    return None if free is None else max(0, free - OUTSIDE) // replicas_here
+    return None if free is None else max(0, free - UNPLANNED_BYTES) // replicas_here
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
@@ -367,7 +364,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
 def _free_in_group(group: Path) -> list[int]:
     """Memory that a control group leaves, if it has a limit; the page cache can be taken back and does not count."""
     free = []
-    for limit, usage in _LIMITS:
+    for limit, usage in _LIMIT_FILES:
         try:
             most, used, stat = ((group / name).read_text() for name in (limit, usage, "memory.stat"))
         except OSError:
@@ -383,5 +380,5 @@ def _too_large(planned: Plan, memory: int, what: str) -> str:
     return (
         f"{what} of {height}x{width} pixels needs about {byte_size(planned.total)} of memory by plan, and there are "
         f"{byte_size(memory)}. Set accumulation='auto', remat=true, precision=mixed_bfloat16, a smaller batch_size, "
-        f"image_size or model; or set {VARIABLE} to the GiB that training may use"
+        f"image_size or model; or set {MEMORY_VARIABLE} to the GiB that training may use"
     )

@@ -23,12 +23,21 @@ from keras_vit.train.data.split import Data
 from keras_vit.train.evaluation import distribute_batches, replicate
 from keras_vit.train.few_shots import LeastSquares, cross_validate, feature_collector
 from keras_vit.train.log_files import Log
-from keras_vit.train.loop import NAMES, Stop, in_thread
+from keras_vit.train.loop import TRAINING_NAMES, Stop, in_thread
 
 LAYER = "pre_logits"  # the head's input
 # Fields that a probe reads, and those that the commands change for every recipe.
-USED = {"optimizer", "linear_probe", "batch_size", "image_size", "config", "precision", "seed", "checkpoint_minutes"}
-USED |= {"keep", "start", "accumulation", "reset_head"}
+USED_FIELDS = {
+    "optimizer",
+    "linear_probe",
+    "batch_size",
+    "image_size",
+    "config",
+    "precision",
+    "seed",
+    "checkpoint_minutes",
+}
+USED_FIELDS |= {"keep", "start", "accumulation", "reset_head"}
 
 
 class Probe:
@@ -170,14 +179,14 @@ class Probe:
         targets = task.targets(tf.constant(held_out_labels))
         sums = task.sums(logits, targets, np.ones(len(held_out), np.float32))
         means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
-        metrics = {NAMES.get(name, name): value for name, value in means.items()}
+        metrics = {TRAINING_NAMES.get(name, name): value for name, value in means.items()}
         history.append({"step": len(candidates), **{f"evaluation_{name}": value for name, value in metrics.items()}})
         return metrics, history
 
 
 def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
     """Raise a ValueError for fields that a probe would ignore, and for data and devices that it does not take."""
-    ignored = sorted((recipe.changed or set()) - USED)
+    ignored = sorted((recipe.changed or set()) - USED_FIELDS)
     if ignored:
         raise ValueError(
             f"optimizer='least_squares' computes each image once and solves for the head: it has no use for {ignored}. "
