@@ -33,7 +33,8 @@ from keras_vit._util.checks import (
 from keras_vit._util.text import suggestion
 from keras_vit.model.config import ViTConfig, check_fields
 
-# What an optimizer keeps of each variable: the first in momentum_dtype, others in float32. "least_squares" has no step.
+# Tensors that an optimizer keeps for each variable: the first in momentum_dtype, others in float32. "least_squares" has
+# no step.
 SLOTS = {"sgd": ("momentum",), "adamw": ("mu", "nu")}
 HIDDEN_SIZE = "hidden_size"  # value of config's representation_size: the width of the model's tokens
 EXCLUSIVE_FIELDS = (("steps", "epochs"), ("warmup_steps", "warmup_fraction"))

@@ -224,18 +224,18 @@ class Checkpoints:
         with contextlib.suppress(LookupError, TypeError, ValueError):  # add the fields that there were not then
             earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
             earlier["recipe"] = Recipe.from_dict(earlier["recipe"]).to_dict()
-        found = {
+        differences = {
             name: (then, now)
             for name, (then, now) in _differences(earlier, self._facts).items()
             if not (then == "null" and name in self._may_be_added)
             and not any(f"{name}.".startswith(f"{allowed}.") for allowed in self._may_differ)
         }
         title, remedy = "a run with other settings", "the settings of that run"
-        if not found:
-            found = _differences(saved["variables"], self._shapes)
+        if not differences:
+            differences = _differences(saved["variables"], self._shapes)
             title, remedy = "other variables", "the model and optimizer that were saved"
-        if found:
-            listed = "\n  ".join(f"{name}: {then} then, {now} now" for name, (then, now) in found.items())
+        if differences:
+            listed = "\n  ".join(f"{name}: {then} then, {now} now" for name, (then, now) in differences.items())
             raise CheckpointError(
                 f"{self.folder} holds checkpoints of {title}:\n  {listed}\nUse another folder, or {remedy}."
             )
@@ -264,7 +264,7 @@ def _list_steps(folder: str) -> list[int]:
     if not tf.io.gfile.isdir(folder):
         return []
     names = (name.rstrip("/") for name in tf.io.gfile.listdir(folder))  # a bucket's folders end in /
-    return sorted(int(found[1]) for found in map(STEP.fullmatch, names) if found)
+    return sorted(int(match[1]) for match in map(STEP.fullmatch, names) if match)
 
 
 def _read_manifest(path: str) -> dict[str, Any]:
@@ -332,12 +332,12 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
     path = plain_path(folder)
     if out is not None and Path(plain_path(out)).resolve() == Path(path).resolve():
         raise ValueError(f"A new run needs its own folder: out must not be that of continue_from. Received: {path}")
-    found = newest(f"{path}/checkpoints")
-    if found is None:
+    checkpoint = newest(f"{path}/checkpoints")
+    if checkpoint is None:
         raise FileNotFoundError(
             f"There is no run to continue from. Expected a folder that keras_vit trained in. Received: {path}"
         )
-    prefix, saved = found
+    prefix, saved = checkpoint
     try:
         # The earlier run may have chosen its number of micro-batches on another machine.
         recipe = Recipe.from_dict(saved["facts"]["recipe"]).replace(accumulation="auto", reset_head=False)

@@ -133,7 +133,7 @@ class Evaluation:
             "that cannot be read": self.skipped,
             "other files or folders": self.unread,
         }
-        left_out = [f"{count:,} {what}" for what, count in counts.items() if count]
+        left_out = [f"{count:,} {reason}" for reason, count in counts.items() if count]
         metrics = [f"{name} {value}" for name, value in _format_metrics(self.metrics)]
         if "top1" in self.metrics:
             metrics[0] += f" ({round(self.top1 * self.count):,} of {self.count:,})"
@@ -367,8 +367,8 @@ def collect_images(
     compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)))
 
     def collect(batches: Iterable[Any]) -> list[np.ndarray]:
-        found = [[strategy.experimental_local_results(tensor)[0] for tensor in compiled(batch)] for batch in batches]
-        *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        rows = [[strategy.experimental_local_results(tensor)[0] for tensor in compiled(batch)] for batch in batches]
+        *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))
         order = np.argsort(indices, kind="stable")
         order = order[weights[order] > 0]  # without the padding of the last batches
         return [array[order] for array in (*arrays, indices)]

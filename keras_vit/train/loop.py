@@ -199,7 +199,7 @@ def in_thread(function: Callable[..., Answer], *arguments: Any) -> Answer:
 
 
 class Stop(contextlib.AbstractContextManager["Stop"]):
-    """Context in which SIGTERM and the first Ctrl-C (SIGINT) set `requested`, and say what the loop does then.
+    """Context in which SIGTERM and the first Ctrl-C (SIGINT) set `requested`, and a line says when the loop ends.
 
     The second Ctrl-C raises KeyboardInterrupt. Only the main thread can handle signals; in others nothing changes.
     """
@@ -314,8 +314,8 @@ class HeldOut:
             return {}
         state.copy_to(self._model)
         labels = "real" if self._data.multi_label else "single"
-        found = evaluate(self._model, self._data, batch_size=self._batch_size, labels=labels, strategy=state.strategy)
-        metrics = {TRAINING_NAMES.get(name, name): value for name, value in found.metrics.items()}
+        result = evaluate(self._model, self._data, batch_size=self._batch_size, labels=labels, strategy=state.strategy)
+        metrics = {TRAINING_NAMES.get(name, name): value for name, value in result.metrics.items()}
         note = ", the best so far" if keep and self._keep(step, metrics) else ""
         first = next(iter(metrics))
         text = f"held-out {first} {metrics[first]:.4f}, loss {metrics['loss']:.4f}{note}"

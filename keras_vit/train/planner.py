@@ -266,9 +266,7 @@ MEMORY_VARIABLE = "KERAS_VIT_MEMORY"  # GiB of one device that training may use,
 # Plans are estimates, so a number that is chosen leaves room, and one that is stated may be somewhat too large.
 CHOSEN_SHARE = 0.75  # of the memory, for a number that is chosen here
 WAITING_BATCHES = 4  # that the input pipeline prepares meanwhile
-UNPLANNED_BYTES = (
-    2**30
-)  # bytes of a CPU's memory that a first step takes beside its plan: compilers, a second copy of weights
+UNPLANNED_BYTES = 2**30  # of a CPU's memory, for compilers and a second copy of the weights in the first step
 REFUSED_SHARE = 1.35  # a stated number is refused above it
 EVALUATION_BATCH = 64
 _LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
@@ -309,8 +307,8 @@ def fewest_micro_batches(
 def check_memory(recipe: Recipe, planned: Plan, *, memory: int | None) -> None:
     """Raise a ValueError if a step certainly needs more memory than there is; warn if it may."""
     if memory is not None and planned.total > memory:
-        what = f"A batch of {planned.batch_size:,} with accumulation={recipe.accumulation}"
-        message = _too_large(planned, memory, what)
+        batch = f"A batch of {planned.batch_size:,} with accumulation={recipe.accumulation}"
+        message = _too_large(planned, memory, batch)
         if planned.total > REFUSED_SHARE * memory and not recipe.freeze:
             raise ValueError(message)
         warnings.warn(f"keras_vit: {message}", stacklevel=5)
@@ -347,11 +345,11 @@ def device_memory(replicas_here: int) -> int | None:
 def free_memory(root: Path = Path("/")) -> int | None:
     """Memory in bytes that this process can still use on its machine and in its container, or None."""
     try:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
+        available = re.search(r"^MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        found, groups = None, []
-    free = [int(found[1]) * 1024] if found else []
+        available, groups = None, []
+    free = [int(available[1]) * 1024] if available else []
     for controllers, path in (line.split(":", 2)[1:] for line in groups):
         if controllers in ("", "memory"):
             top = root / "sys/fs/cgroup" / controllers
@@ -375,10 +373,10 @@ def _free_in_group(group: Path) -> list[int]:
     return free
 
 
-def _too_large(planned: Plan, memory: int, what: str) -> str:
+def _too_large(planned: Plan, memory: int, batch: str) -> str:
     height, width = planned.image_size
     return (
-        f"{what} of {height}x{width} pixels needs about {byte_size(planned.total)} of memory by plan, and there are "
+        f"{batch} of {height}x{width} pixels needs about {byte_size(planned.total)} of memory by plan, and there are "
         f"{byte_size(memory)}. Set accumulation='auto', remat=true, precision=mixed_bfloat16, a smaller batch_size, "
         f"image_size or model; or set {MEMORY_VARIABLE} to the GiB that training may use"
     )

@@ -245,25 +245,25 @@ def _fit_memory(
     print_line: PrintLine,
 ) -> Recipe:
     """Choose the number of micro-batches and check that they fit; `configs` are of the model and its teacher."""
-    found = newest(f"{plain_path(out)}/checkpoints") if out is not None else None
-    replicas, room = devices.num_replicas_in_sync, planner.device_memory(strategies.local_replicas(devices))
+    checkpoint = newest(f"{plain_path(out)}/checkpoints") if out is not None else None
+    replicas, memory = devices.num_replicas_in_sync, planner.device_memory(strategies.local_replicas(devices))
     is_auto = recipe.accumulation == "auto"
     if is_auto:
-        saved = found[1]["facts"].get("recipe") if found else None
+        saved = checkpoint[1]["facts"].get("recipe") if checkpoint else None
         number: Any = saved.get("accumulation") if isinstance(saved, dict) else None
         if not is_count(number, least=1) or recipe.batch_size % (replicas * number):
-            number = planner.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=room)
+            number = planner.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=memory)
         recipe = recipe.replace(accumulation=strategies.largest(number, devices))
-    if found and found[1]["step"] >= total:
+    if checkpoint and checkpoint[1]["step"] >= total:
         return recipe  # the run is finished: nothing has to fit
     planned = planner.plan_step(recipe, *configs, replicas=replicas)
-    planner.check_memory(recipe, planned, memory=room)
+    planner.check_memory(recipe, planned, memory=memory)
     if is_auto and planned.micro_batch * replicas < recipe.batch_size:
-        of = f" of {byte_size(room)}" if room is not None else ""
-        each = f" on each of {replicas} devices" if replicas > 1 else ""
+        limit = f" of {byte_size(memory)}" if memory is not None else ""
+        where = f" on each of {replicas} devices" if replicas > 1 else ""
         print_line(
             f"batch {recipe.batch_size:,} is computed as {recipe.accumulation} micro-batches of {planned.micro_batch}"
-            f"{each}: {byte_size(planned.total)}{of}"
+            f"{where}: {byte_size(planned.total)}{limit}"
         )
     return recipe
 

@@ -6,7 +6,7 @@ The features are the variables of the run's checkpoints, so that a run that was 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,35 +24,26 @@ from keras_vit.train.evaluation import distribute_batches, replicate
 from keras_vit.train.few_shots import LeastSquares, cross_validate, feature_collector
 from keras_vit.train.log_files import Log
 from keras_vit.train.loop import TRAINING_NAMES, Stop, in_thread
+from keras_vit.train.prepare import PrintLine
 
 LAYER = "pre_logits"  # the head's input
 # Fields that a probe reads, and those that the commands change for every recipe.
-USED_FIELDS = {
-    "optimizer",
-    "linear_probe",
-    "batch_size",
-    "image_size",
-    "config",
-    "precision",
-    "seed",
-    "checkpoint_minutes",
-}
-USED_FIELDS |= {"keep", "start", "accumulation", "reset_head"}
+USED_FIELDS = {"optimizer", "linear_probe", "batch_size", "image_size", "config", "precision", "seed"}
+USED_FIELDS |= {"checkpoint_minutes", "keep", "start", "accumulation", "reset_head"}
 
 
 class Probe:
     """The state of a probe in memory: a model with a head of zeros, and the features that are computed."""
 
     def __init__(
-        self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, print_line: Callable[[str], None]
+        self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, print_line: PrintLine
     ) -> None:
         _check(recipe, data, devices)
         source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
         if not isinstance(source, VisionTransformer):
             raise ValueError(f"optimizer='least_squares' needs a VisionTransformer. Received: {source.name!r}, of maps")
-        self.recipe = prepare.fit_size(recipe, model, source.config, data, print_line=print_line).replace(
-            reset_head=True
-        )
+        recipe = recipe.replace(reset_head=True)
+        self.recipe = prepare.fit_size(recipe, model, source.config, data, print_line=print_line)
         self.model: VisionTransformer = prepare.adapt_model(
             self.recipe, source, num_classes=data.num_classes, class_names=data.class_names
         )
@@ -78,13 +69,7 @@ class Probe:
         return hash_weights(weight for weight in self.model.weights if not weight.path.startswith("head/"))[:16]
 
     def run(
-        self,
-        checkpoints: Checkpoints | None,
-        log: Log | None,
-        stop: Stop,
-        *,
-        print_line: Callable[[str], None],
-        show: bool,
+        self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, print_line: PrintLine, show: bool
     ) -> dict[str, Any]:
         """Compute the features that are missing and fit the head; return the fields of a `Result`."""
         speed = self.compute(checkpoints, stop, show=show)
@@ -148,7 +133,7 @@ class Probe:
                 yield offset + split.count, None
             offset += split.count
 
-    def fit(self, print_line: Callable[[str], None]) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    def fit(self, print_line: PrintLine) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
         classes = self._data.num_classes
         # A run that continues does not know yet which images the earlier process left out.

@@ -43,7 +43,7 @@ class TrainState:
         self.total_steps = total_steps
         self.whole_model: Any = model  # with the layers that the objective adds
         self.objective: Objective
-        self.metrics: tuple[str, ...]  # names of what the objective returns beside the loss, and is logged
+        self.metrics: tuple[str, ...]  # names of the values of the objective beside the loss, which are logged
         if recipe.objective == "masked_patch":
             self.whole_model = masked_patch.MaskedPatchModel(model)
             self.objective, self.metrics = masked_patch.objective(remat=recipe.remat), ("accuracy",)
@@ -104,12 +104,12 @@ def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
     """Choose the variables that the recipe trains; raise ValueError for a `freeze` pattern that matches none."""
     paths = [v.path for v in model.weights]
     matches = {pattern: fnmatch.filter(paths, pattern) for pattern in recipe.freeze}
-    frozen = {path for found in matches.values() for path in found}
+    frozen = {path for matched in matches.values() for path in matched}
     trained = [v for v in model.trainable_variables if v.path not in frozen]
     if recipe.linear_probe:
         heads = getattr(model, "head_layers", HEADS)
         trained = [v for v in trained if v.path.split("/")[0] in heads]
-    unused = [pattern for pattern, found in matches.items() if not found]
+    unused = [pattern for pattern, matched in matches.items() if not matched]
     if unused or not trained:
         wrong = f"freeze matches no variable with {unused}" if unused else "no variable is left to train"
         raise ValueError(

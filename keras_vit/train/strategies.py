@@ -99,8 +99,8 @@ def largest(number: int, strategy: tf.distribute.Strategy) -> int:
     def gather() -> Any:
         return tf.distribute.get_replica_context().all_gather(tf.constant([number]), axis=0)
 
-    found = tf.function(lambda: strategy.run(gather))()  # outside of a tf.function TensorFlow warns that this is slow
-    return int(max(strategy.experimental_local_results(found)[0]))
+    numbers = tf.function(lambda: strategy.run(gather))()  # outside of a tf.function TensorFlow warns that this is slow
+    return int(max(strategy.experimental_local_results(numbers)[0]))
 
 
 def _detect() -> str:
