@@ -260,14 +260,17 @@ def _open_checkpoints(
     facts: dict[str, Any] = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),
-        **({"head": state.model.head.to_dict()} if isinstance(state.model, DenseModel) else {}),
         "data": {
             "name": data.name,
             "count": data.training_split().count,
             "num_classes": data.num_classes,
             "arguments": request.stored(),  # for another run that continues from this one
         },
-    } | ({"teacher": teacher.facts()} if teacher else {})
+    }
+    if isinstance(state.model, DenseModel):
+        facts["head"] = state.model.head.to_dict()
+    if teacher:
+        facts["teacher"] = teacher.facts()
     if isinstance(state, Probe):  # features of two models must not mix; a run's own checkpoints have its weights
         facts["weights"] = state.fingerprint()
     return Checkpoints(

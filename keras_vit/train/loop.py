@@ -206,7 +206,7 @@ class Stop(contextlib.AbstractContextManager["Stop"]):
 
     def __init__(self) -> None:
         self.requested = False
-        self.until = "this step"  # what is finished first, and how long it takes
+        self.until = "this step"  # the work that is finished first, and its time
         self.saves = True  # whether a checkpoint is saved then
         self.on_request: Callable[[], None] = lambda: None
         self._interrupted = False

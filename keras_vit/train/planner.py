@@ -106,12 +106,10 @@ class Plan:
         return {**dataclasses.asdict(self), **derived}
 
     def __str__(self) -> str:
-        rows = (f"{label:24}{value:>20}  {note}".rstrip() for label, value, note in self._rows())
-        return "\n".join([self._title(), *rows])
-
-    def _title(self) -> str:
         height, width = self.image_size
-        return f"{self.name} at {height}x{width}, batch {self.batch_size:,} on {self.setting}"
+        title = f"{self.name} at {height}x{width}, batch {self.batch_size:,} on {self.setting}"
+        rows = (f"{label:24}{value:>20}  {note}".rstrip() for label, value, note in self._rows())
+        return "\n".join([title, *rows])
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield (label, value, note)."""

@@ -210,15 +210,14 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
             "A recipe trains weights without LoRA; model.fit trains LoRA, model.with_config(model.config) adds its "
             f"updates to kernels. Received: a model with LoRA: {special[:3]}"
         )
-    config = source.config
+    keras.utils.set_random_seed(recipe.seed % 2**32)
+    config, labels = source.config, tuple(class_names) if class_names else None
     if isinstance(source, DenseModel):
-        keras.utils.set_random_seed(recipe.seed % 2**32)
         source = source.with_config(config.replace(**recipe.config_changes(config)), dtype=recipe.precision)
         if recipe.reset_head or source.head.num_classes != num_classes:
-            head = source.head.replace(num_classes=num_classes, labels=tuple(class_names) if class_names else None)
+            head = source.head.replace(num_classes=num_classes, labels=labels)
             return DenseModel(source.backbone, head, name=source.name)
         return source
-    labels = tuple(class_names) if class_names else None
     changes: dict[str, Any] = {}
     if not recipe.trains_head:
         changes = {"num_classes": 0, "representation_size": None}
@@ -231,7 +230,6 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
     if recipe.reset_head:
         changes["representation_size"] = None
     target = config.replace(**changes | recipe.config_changes(config))
-    keras.utils.set_random_seed(recipe.seed % 2**32)
     return source.with_config(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())
 
 
