@@ -117,7 +117,7 @@ def run(
     A continued run ends with the same weights, bit for bit, as one that was not interrupted.
 
     Args:
-        recipe: such as `train.recipe("finetune", steps=500)`, or what that function takes, such as "segment-folder";
+        recipe: such as `train.recipe("finetune", steps=500)`, or the name or file of one, such as "segment-folder";
             with `continue_from`, None takes that run's.
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
         data: a data set of tensorflow-datasets, a folder of folders of images, a folder of images/ and masks/ or

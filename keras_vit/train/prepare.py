@@ -33,7 +33,7 @@ USUAL_SIZE = 224  # pixels of pre-training: images are not enlarged far beyond t
 SIZED_IMAGES = 16  # whose sizes are read
 
 Model: TypeAlias = VisionTransformer | DenseModel
-Source: TypeAlias = ResolvedModel | ViTConfig | Model  # what a run begins with
+Source: TypeAlias = ResolvedModel | ViTConfig | Model  # the beginning of a run
 PrintLine: TypeAlias = Callable[[str], None]
 
 
@@ -42,7 +42,7 @@ def choose_model(
     model: str | os.PathLike[str] | ViTConfig | VisionTransformer | DenseModel,
     weights: str | os.PathLike[str] | None = None,
 ) -> Source:
-    """Find what `model` stands for, as `train.run` does."""
+    """Resolve the argument `model` of `train.run`; a name or a path is loaded later."""
     if isinstance(model, ViTConfig | Model):
         if weights is not None:
             raise ValueError(
@@ -62,7 +62,7 @@ def build_state(
     out: str | os.PathLike[str] | None,
     print_line: PrintLine,
 ) -> tuple[TrainState, Data]:
-    """Load the model and create what changes during training; return it, and the data with a kept head's class numbers.
+    """Load the model and create the state of the training; return it, and the data with a kept head's class numbers.
 
     No file is written. A run in the folder `out` keeps its number of micro-batches.
     """
