@@ -109,18 +109,18 @@ def test_a_recipe_chooses_what_suits_few_and_small_images_and_says_so(tmp_path: 
     said: list[str] = []
     data = open_data(str(tmp_path), train_split="all")
     recipe = train.recipe("finetune-augreg", accumulation="auto")
-    short = prepare.fit_length(recipe, data, replicas=2, say=said.append)
+    short = prepare.fit_length(recipe, data, replicas=2, print_line=said.append)
     assert (short.batch_size, short.steps) == (16, 138)  # 100 passes over 22 images
     assert "batch_size 16 in place of 512, steps 138 in place of 500" in said[0]
     stated = recipe.replace(batch_size=64, steps=500)
-    assert prepare.fit_length(stated, data, replicas=2, say=said.append) is stated
+    assert prepare.fit_length(stated, data, replicas=2, print_line=said.append) is stated
     large, file = tiny(image_size=518, patch_size=14), ResolvedModel(source="dinov2.safetensors")
     own_size = train.recipe("finetune-photos")
-    assert prepare.fit_size(own_size, file, large, data, say=said.append).image_size == 224
+    assert prepare.fit_size(own_size, file, large, data, print_line=said.append).image_size == 224
     assert said[-1].startswith("images have about 260 pixels a side: trained at 224, not at 518.")
     kept = [(recipe, large), (own_size, tiny()), (own_size.replace(image_size="none"), large)]
     kept += [(own_size, large.replace(image_size=(518, 504))), (own_size, large.replace(image_size=280))]
     for each, config in kept:
-        assert prepare.fit_size(each, file, config, data, say=said.append) is each
-    assert prepare.fit_size(own_size, large, large, data, say=said.append) is own_size  # the user's own config
+        assert prepare.fit_size(each, file, config, data, print_line=said.append) is each
+    assert prepare.fit_size(own_size, large, large, data, print_line=said.append) is own_size  # the user's own config
     assert len(said) == 2

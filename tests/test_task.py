@@ -15,7 +15,7 @@ from keras_vit.model import task
 from keras_vit.model.task import Classification
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import match_data
-from keras_vit.train.objective import supervised
+from keras_vit.train.step import supervised
 from tiny_models import VARIANTS, built, prepared, tiny
 
 NUM_CLASSES = 4

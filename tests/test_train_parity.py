@@ -90,7 +90,7 @@ def measured(strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
     recipe = Recipe(name="parity", steps=1, batch_size=4, start="scratch", **SGD)
     with strategy.scope():
         state = TrainState(recipe, adapt_model(recipe, _model(), num_classes=10), total_steps=1)
-    held_out = HeldOut(state, open_data(wrong, training=False), folder=None, is_new=True, say=lambda _: None)
+    held_out = HeldOut(state, open_data(wrong, training=False), folder=None, is_new=True, print_line=lambda _: None)
     found["while training"] = np.array([held_out.evaluate(1)[name] for name in ("accuracy", "top5")]) * PRIME
     return found
 

@@ -29,7 +29,7 @@ import tensorflow as tf
 from keras_vit import train, zoo
 from keras_vit.train import optimizer as update_rules
 from keras_vit.train import prepare, step
-from keras_vit.train.objective import supervised
+from keras_vit.train.step import supervised
 
 CLASSES = 1000
 # An operation's name is between its type and its arguments: %x = bf16[64,768]{1,0} add(...)

@@ -33,10 +33,11 @@ from keras_vit._util.checks import (
 from keras_vit._util.text import suggestion
 from keras_vit.model.config import ViTConfig, check_fields
 
-# What an optimizer keeps of each variable: the first in momentum_dtype, others in float32. "least_squares" has no step.
+# Tensors that an optimizer keeps for each variable: the first in momentum_dtype, others in float32. "least_squares" has
+# no step.
 SLOTS = {"sgd": ("momentum",), "adamw": ("mu", "nu")}
 HIDDEN_SIZE = "hidden_size"  # value of config's representation_size: the width of the model's tokens
-EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "warmup_steps": "warmup_fraction", "warmup_fraction": "warmup_steps"}
+EXCLUSIVE_FIELDS = (("steps", "epochs"), ("warmup_steps", "warmup_fraction"))
 _OPTIONAL_IN_CONFIG = {name for name, rule in field_rules(ViTConfig).items() if rule.is_optional}
 # Fields of ViTConfig that a recipe's `config` may not set -> where their values come from.
 _NOT_IN_CONFIG = {
@@ -202,7 +203,7 @@ class Recipe:
             object.__setattr__(self, name, as_python(getattr(self, name)))
         if isinstance(self.config, Mapping):
             object.__setattr__(self, "config", read_none(self.config, _OPTIONAL_IN_CONFIG))
-        wrong = [each for name, rule in FIELD_RULES.items() for each in rule.problems(getattr(self, name), name)]
+        wrong = [problem for name, rule in FIELD_RULES.items() for problem in rule.problems(getattr(self, name), name)]
         if wrong := wrong or list(self._contradictions()):
             raise ValueError(f"Recipe {self.name!r}: " + "; ".join(wrong))
         for name, rule in FIELD_RULES.items():
@@ -253,7 +254,7 @@ class Recipe:
         return self.objective not in ("masked_patch", "distill_features")
 
     def replace(self, **changes: Any) -> Recipe:
-        """Return the recipe with some fields changed.
+        """Copy the recipe with some fields changed.
 
         `steps` and `epochs` replace each other, as do `warmup_steps` and `warmup_fraction`. In a shorter run the
         warm-up keeps its share of the updates, unless it is or was changed too. Fields of `config` are added to those
@@ -278,7 +279,7 @@ class Recipe:
         return Recipe(**merge_fields(own, read_none(changes), stated=self.changed or ()), changed=changed)
 
     def is_stated(self, field: str) -> bool:
-        """Return whether the user chose the value of a field, and not the recipe's file.
+        """Whether the user chose the value of a field, and not the recipe's file.
 
         Args:
             field: name of the field.
@@ -290,7 +291,7 @@ class Recipe:
         return self.changed is None or field in self.changed
 
     def config_changes(self, config: ViTConfig) -> dict[str, Any]:
-        """Return the fields of a model's config that this recipe changes: its `config` and `image_size`.
+        """Fields of a model's config that this recipe changes: those of its `config`, and `image_size`.
 
         Args:
             config: config of the model that is trained.
@@ -303,7 +304,7 @@ class Recipe:
         return {**changes, **given(image_size=self.image_size)}
 
     def resolved_steps(self, count: int) -> int:
-        """Return the number of updates of a run, at least 1.
+        """Number of updates of a run, at least 1.
 
         Args:
             count: number of training images, above 0.
@@ -315,7 +316,7 @@ class Recipe:
         return self.steps or max(1, round((self.epochs or 0.0) * count / self.batch_size))
 
     def resolved_warmup(self, total_steps: int) -> int:
-        """Return the number of updates of the warm-up.
+        """Number of updates of the warm-up.
 
         If `warmup_steps` leaves no other update, a fifth of all updates is used instead, with a warning. This is the
         official warm-up of short runs: 100 of 500 updates.
@@ -339,7 +340,7 @@ class Recipe:
         return total_steps // 5
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as values that JSON can hold; `from_dict` gives the recipe back.
+        """Convert all fields to values that JSON can hold; `from_dict` gives the recipe back.
 
         Example:
             >>> recipe = keras_vit.train.recipe("digits")
@@ -351,7 +352,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Recipe:
-        """Return the recipe that `to_dict` stored, also that of an earlier version, which named its variant.
+        """Restore a recipe that `to_dict` stored, also of an earlier version, which named its variant.
 
         Args:
             fields: as `to_dict` returns them.
@@ -382,20 +383,21 @@ def read_none(fields: Mapping[str, Any], optional: Collection[str] = _OPTIONAL) 
 def merge_fields(
     fields: Mapping[str, Any], changes: Mapping[str, Any], *, stated: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return fields with some of them changed, by the rules of `Recipe.replace`; `stated` ones were changed before."""
+    """Change some fields by the rules of `Recipe.replace`; `stated` ones were changed before."""
     merged = {**fields, **changes}
-    for one, other in EXCLUSIVE.items():
-        if changes.get(one) is not None and other not in changes:
-            merged.pop(other, None)
+    for names in EXCLUSIVE_FIELDS:
+        for name, alternative in (names, names[::-1]):
+            if changes.get(name) is not None and alternative not in changes:
+                merged.pop(alternative, None)
     if not {"warmup_steps", "warmup_fraction"} & {*changes, *stated}:
         merged |= _scaled_warmup(fields, changes)
-    if all(isinstance(layer.get("config"), Mapping) for layer in (fields, changes)):
+    if all(isinstance(values.get("config"), Mapping) for values in (fields, changes)):
         merged["config"] = {**fields["config"], **changes["config"]}
     return merged
 
 
 def _scaled_warmup(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the warm-up of a run whose length is changed: its share of the steps does not grow."""
+    """Fields of the warm-up of a run whose length is changed, so that its share of the steps does not grow."""
     warmup, steps, epochs = (fields.get(name) for name in ("warmup_steps", "steps", "epochs"))
     new_steps, new_epochs = changes.get("steps"), changes.get("epochs")
     if not isinstance(warmup, int) or not all(isinstance(n, int | float | None) for n in (new_steps, new_epochs)):
@@ -423,8 +425,8 @@ def recipe(name_or_path: str | os.PathLike[str], **changes: Any) -> Recipe:
         >>> keras_vit.train.recipe("finetune", image_size=224, steps=10_000).learning_rate
         0.03
     """
-    path = _find(name_or_path)
-    fields = _read(path)
+    path = _find_file(name_or_path)
+    fields = _read_fields(path)
     if missing := sorted({"source", *REQUIRED} - fields.keys()):
         raise ValueError(f"{path} is not a valid recipe: it lacks the keys {missing}")
     try:
@@ -435,34 +437,32 @@ def recipe(name_or_path: str | os.PathLike[str], **changes: Any) -> Recipe:
 
 
 def recipes() -> list[str]:
-    """Return the names of the recipes that come with the package.
+    """List the names of the recipes that come with the package.
 
     Example:
         >>> "finetune" in keras_vit.train.recipes()
         True
     """
-    return sorted(path.stem for path in _folder().glob("*.toml"))
+    return list(_recipe_files())
 
 
-def _folder() -> Path:
-    return files.data_folder("zoo") / "recipes"
+def _recipe_files() -> dict[str, Path]:
+    return {path.stem: path for path in sorted((files.data_folder("zoo") / "recipes").glob("*.toml"))}
 
 
-def _find(name_or_path: str | os.PathLike[str]) -> Path:
-    name = as_path(name_or_path, "recipe")
-    path = Path(name)
+def _find_file(name_or_path: str | os.PathLike[str]) -> Path:
+    name, known = as_path(name_or_path, "recipe"), _recipe_files()
+    path = known.get(name, Path(name))
     if path.suffix != ".toml":
-        if name not in recipes():
-            near = suggestion(name, recipes())
-            raise ValueError(f"There is no recipe {name!r:.200}, and it is not a .toml file; {near}.")
-        return _folder() / f"{name}.toml"
+        near = suggestion(name, known)
+        raise ValueError(f"There is no recipe {name!r:.200}, and it is not a .toml file; {near}.")
     if not path.is_file():
-        raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {recipes()}")
+        raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {list(known)}")
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the fields of a file, with those of the recipe that it extends."""
+def _read_fields(path: Path) -> dict[str, Any]:
+    """Read the fields of a file, with those of the recipe that it extends."""
     table = files.read_toml(path)
     if wrong := list(table_problems(table, _File, path.name)):
         raise ValueError(f"{path} is not a valid recipe: " + "; ".join(wrong))
@@ -475,6 +475,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path.name}.extends names no recipe of the zoo: {extended!r}; {suggestion(extended, known)}."
         )
-    base = _read(_find(extended))
+    base = _read_fields(_find_file(extended))
     base |= {"source": f"changes to {extended}: {base['source']}", "notes": ()}
     return merge_fields(base, fields)

@@ -4,14 +4,15 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from keras_vit._util import html
-from keras_vit._util.progress import counter, print_line
+from keras_vit._util.progress import counter
+from keras_vit._util.progress import print_line as print_to_stderr
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -81,7 +82,7 @@ class Result:
     best: Best | None = None
 
     def _repr_html_(self) -> str:
-        """Return the results as a table for notebooks."""
+        """Results as a table for notebooks."""
         best = f"step {self.best.step:,}, {self.best.path or 'not saved'}" if self.best else None
         values = {
             **{name: f"{value:.4f}" for name, value in self.metrics.items()},
@@ -116,7 +117,7 @@ def run(
     A continued run ends with the same weights, bit for bit, as one that was not interrupted.
 
     Args:
-        recipe: such as `train.recipe("finetune", steps=500)`, or what that function takes, such as "segment-folder";
+        recipe: such as `train.recipe("finetune", steps=500)`, or the name or file of one, such as "segment-folder";
             with `continue_from`, None takes that run's.
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
         data: a data set of tensorflow-datasets, a folder of folders of images, a folder of images/ and masks/ or
@@ -155,9 +156,12 @@ def run(
     """
     strategies.check_backend()
     devices = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
+    print_line = print_to_stderr if progress and strategies.is_chief(devices) else lambda _: None
     request = DataRequest(
         data=data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
     )
+
+    # The recipe; the model and the data that it is for, or those of an earlier run.
     earlier = None
     if isinstance(recipe, str | os.PathLike):
         recipe = load_recipe(recipe)
@@ -180,64 +184,56 @@ def run(
             "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "
             "Received: None"
         )
-    chosen = prepare.choose_model(recipe, model, weights)
-    loaded_teacher = load_teacher(recipe, teacher)
+
+    # The parts of the run. No file is written before all of them are valid.
+    source = prepare.choose_model(recipe, model, weights)
+    loaded_teacher = load_teacher(recipe, teacher) if recipe.has_teacher or teacher is not None else None
     needs_labels = not recipe.has_teacher or recipe.label_weight > 0
     dataset = open_data(dataclasses.replace(request, needs_labels=needs_labels))
     if loaded_teacher and recipe.trains_head:
         dataset = loaded_teacher.match(dataset)
     if earlier is not None:
         earlier.check_classes(dataset)
-    say = print_line if progress and strategies.is_chief(devices) else lambda _: None
+    state: TrainState | Probe
     if recipe.optimizer == "least_squares":  # no steps
-        probe = Probe(recipe, chosen, dataset, devices, say)
-        return _run(probe, dataset, request, None, out=out, say=say, progress=progress)
-    state, dataset = prepare.build_state(recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, say=say)
-    return _run(state, dataset, request, loaded_teacher, out=out, say=say, progress=progress)
+        state = Probe(recipe, source, dataset, devices, print_line)
+    else:
+        state, dataset = prepare.build_state(
+            recipe, source, dataset, devices, teacher=loaded_teacher, out=out, print_line=print_line
+        )
 
-
-def _run(
-    state: TrainState | Probe,
-    dataset: Data,
-    request: DataRequest,
-    teacher: Teacher | None,
-    *,
-    out: str | os.PathLike[str] | None,
-    say: Callable[[str], None],
-    progress: bool,
-) -> Result:
-    """Restore the newest checkpoint, train to the end, and write the files of the run."""
+    # The newest checkpoint is restored; the training continues to the end.
     folder = None if out is None else make_folder(out)
-    is_chief, is_probe = strategies.is_chief(state.strategy), isinstance(state, Probe)
-    own_folder = folder if is_chief else None
+    own_folder = folder if strategies.is_chief(devices) else None
+    is_probe = isinstance(state, Probe)
     with contextlib.ExitStack() as stack:
         if own_folder is not None:
             stack.enter_context(exclusive(own_folder))
         stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher)
+        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, loaded_teacher)
         restored = checkpoints.restore() if checkpoints else None
         log = Log(own_folder, last_step=None if is_probe else restored) if own_folder is not None else None
         if isinstance(state, Probe):
             if restored:
-                say(f"{folder} continues after {restored:,} of {state.total:,} images.")
-            found = state.run(checkpoints, log, stop, say=say, show=progress)
+                print_line(f"{folder} continues after {restored:,} of {state.total:,} images.")
+            trained = state.run(checkpoints, log, stop, print_line=print_line, show=progress)
         else:
-            held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, say=say)
+            held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, print_line=print_line)
             done, total = restored or 0, state.total_steps
-            bar = stack.enter_context(
-                counter("Training", total=total, done=done, show=progress and is_chief and done < total)
-            )
-            logger = MetricLogger(log, bar, metrics=state.metrics, batch_size=state.recipe.batch_size)
+            show = progress and strategies.is_chief(devices) and done < total
+            advance = stack.enter_context(counter("Training", total=total, done=done, show=show))
+            logger = MetricLogger(log, advance, metrics=state.metrics, batch_size=state.recipe.batch_size)
             if done >= total:  # the log of a finished run has these metrics already
-                say(FINISHED.format(folder=folder, total=total))
+                print_line(FINISHED.format(folder=folder, total=total))
                 metrics: dict[str, float] | None = held_out.evaluate(total, keep=False)
             else:
+                changed = state.recipe.changed or frozenset()
                 if done:
-                    say(f"{folder} continues after step {done:,} of {total:,}.")
-                elif prepare.changes_length(state.recipe):
-                    say(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
+                    print_line(f"{folder} continues after step {done:,} of {total:,}.")
+                elif changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
+                    print_line(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
                 metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
-            found = {
+            trained = {
                 "model": held_out.final_model(),
                 "metrics": metrics or {},
                 "history": logger.history,
@@ -248,34 +244,33 @@ def _run(
             }
         if log:
             log.close()
-        if own_folder is not None and not found["stopped"]:
-            save_model(found["model"], f"{own_folder}/model.keras")
+        if own_folder is not None and not trained["stopped"]:
+            save_model(trained["model"], f"{own_folder}/model.keras")
             if not is_probe and importlib.util.find_spec("matplotlib"):  # the extra `plots`
                 plot(own_folder)
     split = dataset.training_split()
     split.warn_skipped()
-    return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **found)
+    return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **trained)
 
 
 def _open_checkpoints(
-    folder: str,
-    state: TrainState | Probe,
-    data: Data,
-    request: DataRequest,
-    teacher: Teacher | None,
+    folder: str, state: TrainState | Probe, data: Data, request: DataRequest, teacher: Teacher | None
 ) -> Checkpoints:
-    """Return the checkpoints of a run, which the first worker writes."""
+    """Open the checkpoints of a run, which the first worker writes."""
     facts: dict[str, Any] = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),
-        **({"head": state.model.head.to_dict()} if isinstance(state.model, DenseModel) else {}),
         "data": {
             "name": data.name,
             "count": data.training_split().count,
             "num_classes": data.num_classes,
             "arguments": request.stored(),  # for another run that continues from this one
         },
-    } | ({"teacher": teacher.facts()} if teacher else {})
+    }
+    if isinstance(state.model, DenseModel):
+        facts["head"] = state.model.head.to_dict()
+    if teacher:
+        facts["teacher"] = teacher.facts()
     if isinstance(state, Probe):  # features of two models must not mix; a run's own checkpoints have its weights
         facts["weights"] = state.fingerprint()
     return Checkpoints(

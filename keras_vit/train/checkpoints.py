@@ -42,12 +42,12 @@ DAMAGES = (tf.errors.OpError, ValueError, IndexError)
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path is on a file system of this machine, not a URL."""
+    """Whether a path is on a file system of this machine, not a URL."""
     return "://" not in path
 
 
 def plain_path(folder: str | os.PathLike[str]) -> str:
-    """Return a path, local or `gs://bucket/path`, without `file://` and a final slash."""
+    """Strip `file://` and a final slash from a path, local or `gs://bucket/path`."""
     return os.fspath(folder).removeprefix("file://").rstrip("/")
 
 
@@ -59,7 +59,7 @@ def make_folder(folder: str | os.PathLike[str]) -> str:
 
 
 def read_file(path: str) -> bytes:
-    """Return the bytes of a file, or raise a `tf.errors.OpError`."""
+    """Read the bytes of a file, or raise a `tf.errors.OpError`."""
     with tf.io.gfile.GFile(path, "rb") as file:
         return bytes(file.read())
 
@@ -136,12 +136,13 @@ class Checkpoints:
         may_be_added: Collection[str] = (),
         writes: bool = True,
     ) -> None:
-        if wrong := sorted(set("*?[") & set(plain_path(folder))):
+        path = plain_path(folder)
+        if wrong := sorted(set("*?[") & set(path)):
             raise ValueError(
                 f"TensorFlow takes {' '.join(wrong)} in a path for a pattern, and could not read the checkpoints: "
-                f"use another folder. Received: {plain_path(folder)}"
+                f"use another folder. Received: {path}"
             )
-        self.folder = make_folder(folder)
+        self.folder = make_folder(path)
         self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are read back: tuples become lists
         self._may_differ = frozenset(may_differ)
         self._may_be_added = frozenset(may_be_added)
@@ -153,8 +154,8 @@ class Checkpoints:
         self._damaged: set[int] = set()
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, damaged ones included, in ascending order."""
-        return _steps(self.folder)
+        """Steps of all checkpoints, damaged ones included, in ascending order."""
+        return _finished_steps(self.folder)
 
     def restore(self) -> int | None:
         """Set the variables to the newest undamaged checkpoint, and return its step; None if there are no checkpoints.
@@ -176,7 +177,7 @@ class Checkpoints:
                 reasons.append(f"{path} is damaged: {reason[:300]}.")
                 continue
             for reason in reasons:
-                warnings.warn(f"{reason} Training continues from step {step}, the one before.", stacklevel=2)
+                warnings.warn(f"{reason} Training continues from step {step}, the one before.", stacklevel=3)
             self._latest = step
             return step
         if reasons:
@@ -211,9 +212,9 @@ class Checkpoints:
                 raise
         self._latest = step
         self._damaged.discard(step)
-        whole = [each for each in self.steps() if each <= step and each not in self._damaged]
+        whole = [saved for saved in self.steps() if saved <= step and saved not in self._damaged]
         with as_os_error(f"Old checkpoints cannot be deleted in {self.folder}"):
-            for old in _listed(self.folder):
+            for old in _list_steps(self.folder):
                 if old <= step and old not in whole[-self._keep :]:
                     remove(_path(self.folder, old))
 
@@ -223,26 +224,26 @@ class Checkpoints:
         with contextlib.suppress(LookupError, TypeError, ValueError):  # add the fields that there were not then
             earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
             earlier["recipe"] = Recipe.from_dict(earlier["recipe"]).to_dict()
-        found = {
+        differences = {
             name: (then, now)
             for name, (then, now) in _differences(earlier, self._facts).items()
             if not (then == "null" and name in self._may_be_added)
-            and not any(f"{name}.".startswith(f"{other}.") for other in self._may_differ)
+            and not any(f"{name}.".startswith(f"{allowed}.") for allowed in self._may_differ)
         }
         title, remedy = "a run with other settings", "the settings of that run"
-        if not found:
-            found = _differences(saved["variables"], self._shapes)
+        if not differences:
+            differences = _differences(saved["variables"], self._shapes)
             title, remedy = "other variables", "the model and optimizer that were saved"
-        if found:
-            listed = "\n  ".join(f"{name}: {then} then, {now} now" for name, (then, now) in found.items())
+        if differences:
+            listed = "\n  ".join(f"{name}: {then} then, {now} now" for name, (then, now) in differences.items())
             raise CheckpointError(
                 f"{self.folder} holds checkpoints of {title}:\n  {listed}\nUse another folder, or {remedy}."
             )
 
 
 def newest(folder: str) -> tuple[str, dict[str, Any]] | None:
-    """Return path and manifest of the newest checkpoint whose manifest can be read, or None; no tensor is read."""
-    for step in reversed(_steps(folder)):
+    """Find path and manifest of the newest checkpoint whose manifest can be read, or None; no tensor is read."""
+    for step in reversed(_finished_steps(folder)):
         path = _path(folder, step)
         with contextlib.suppress(*DAMAGES):
             return f"{path}/variables", _read_manifest(path)
@@ -253,21 +254,21 @@ def _path(folder: str, step: int) -> str:
     return f"{folder}/step-{step:08d}"
 
 
-def _steps(folder: str) -> list[int]:
-    """Return the steps of all finished checkpoints, in ascending order."""
-    return [step for step in _listed(folder) if tf.io.gfile.exists(f"{_path(folder, step)}/{MANIFEST}")]
+def _finished_steps(folder: str) -> list[int]:
+    """Steps of all finished checkpoints, in ascending order."""
+    return [step for step in _list_steps(folder) if tf.io.gfile.exists(f"{_path(folder, step)}/{MANIFEST}")]
 
 
-def _listed(folder: str) -> list[int]:
-    """Return the steps of all checkpoints, unfinished ones included, in ascending order; none if there is no folder."""
+def _list_steps(folder: str) -> list[int]:
+    """Steps of all checkpoints, unfinished ones included, in ascending order; none if there is no folder."""
     if not tf.io.gfile.isdir(folder):
         return []
     names = (name.rstrip("/") for name in tf.io.gfile.listdir(folder))  # a bucket's folders end in /
-    return sorted(int(found[1]) for found in map(STEP.fullmatch, names) if found)
+    return sorted(int(match[1]) for match in map(STEP.fullmatch, names) if match)
 
 
 def _read_manifest(path: str) -> dict[str, Any]:
-    """Return step, facts and variables of a checkpoint, or raise one of DAMAGES."""
+    """Read step, facts and variables of a checkpoint, or raise one of DAMAGES."""
     content: Any = json.loads(read_file(f"{path}/{MANIFEST}"))
     if isinstance(content, dict):
         content = content.get("content", content)  # earlier versions added a hash
@@ -277,18 +278,18 @@ def _read_manifest(path: str) -> dict[str, Any]:
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the JSON of both values for each dotted name that differs, "(not there)" for one that is missing."""
-    before, after = _flat(then), _flat(now)
+    """Compare by dotted names: the JSON of both values where they differ, "(not there)" for one that is missing."""
+    before, after = _flatten(then), _flatten(now)
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     return {name: (before.get(name, "(not there)"), after.get(name, "(not there)")) for name in names}
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested mappings as one, with dotted names and values as JSON."""
+def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Flatten nested mappings to one with dotted names and values as JSON."""
     flat: dict[str, str] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
+            flat |= _flatten(value, f"{prefix}{name}.")
         else:
             flat[prefix + name] = json.dumps(value)
     return flat
@@ -308,7 +309,7 @@ class EarlierRun:
     teacher: str | None = None  # name or path
 
     def complete(self, request: DataRequest) -> DataRequest:
-        """Return a request with the earlier run's arguments where it has none, unless it names other data."""
+        """Fill a request with the earlier run's arguments where it has none, unless it names other data."""
         if request.data is not None:
             return request
         if "data" not in self.data:
@@ -331,12 +332,12 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
     path = plain_path(folder)
     if out is not None and Path(plain_path(out)).resolve() == Path(path).resolve():
         raise ValueError(f"A new run needs its own folder: out must not be that of continue_from. Received: {path}")
-    found = newest(f"{path}/checkpoints")
-    if found is None:
+    checkpoint = newest(f"{path}/checkpoints")
+    if checkpoint is None:
         raise FileNotFoundError(
             f"There is no run to continue from. Expected a folder that keras_vit trained in. Received: {path}"
         )
-    prefix, saved = found
+    prefix, saved = checkpoint
     try:
         # The earlier run may have chosen its number of micro-batches on another machine.
         recipe = Recipe.from_dict(saved["facts"]["recipe"]).replace(accumulation="auto", reset_head=False)
@@ -356,7 +357,7 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
 def _from_checkpoint(
     prefix: str, saved: Mapping[str, Any], config: ViTConfig, head: MapConfig | None
 ) -> VisionTransformer | DenseModel:
-    """Return the model with the weights of a checkpoint, or with their moving averages."""
+    """Load a model with the weights of a checkpoint, or with their moving averages."""
     model: Any = VisionTransformer(config, dtype="float32")
     model = model if head is None else DenseModel(model, head)
     variables = {

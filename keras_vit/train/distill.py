@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -24,8 +24,10 @@ from keras_vit.model.maps import resize_maps
 from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.split import Data, are_comparable, match_data
-from keras_vit.train.objective import Objective
 from keras_vit.zoo.pretrained import load_resolved, resolve
+
+if TYPE_CHECKING:
+    from keras_vit.train.step import Objective
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Teacher:
     source: str | None = None
 
     def match(self, data: Data) -> Data:
-        """Return the data with the teacher's classes; raise a ValueError that names them if they are others."""
+        """Give data the class numbers of the teacher; raise a ValueError if the classes are others."""
         config = self.model.config
         if not data.is_labelled:
             names = tuple(self.model.task.class_names() or ())
@@ -55,12 +57,12 @@ class Teacher:
             ) from error
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the teacher: a resumed run needs the same weights."""
+        """Facts of the teacher in a checkpoint, because a resumed run needs the same weights."""
         digest = hash_weights(self.model.weights)
         return {"model": self.model.config.to_dict(), "weights": digest, "source": self.source}
 
-    def placed(self, recipe: Recipe) -> VisionTransformer:
-        """Return the model in the recipe's precision. Call it in the scope of a strategy."""
+    def copy_model(self, recipe: Recipe) -> VisionTransformer:
+        """Copy the model to the devices, in the recipe's precision. Call it in the scope of a strategy."""
         config = self.model.config
         changes = {} if recipe.trains_head else {"num_classes": 0, "representation_size": None}
         model = self.model.with_config(config.replace(**changes), dtype=recipe.precision)
@@ -106,9 +108,9 @@ def _check_abilities(recipe: Recipe, model: VisionTransformer) -> None:
 class FeatureDistillation(keras.Model):
     """A student, and linear maps of its features to those of its teacher, which are dropped after training."""
 
-    def __init__(self, student: VisionTransformer, teacher: VisionTransformer, *, name: str = "distillation") -> None:
+    def __init__(self, student: VisionTransformer, teacher: VisionTransformer) -> None:
         # No autocast: under bfloat16, too, the student takes images in float32.
-        super().__init__(name=name, autocast=False)
+        super().__init__(name="distillation", autocast=False)
         self.student = student
         self._compute = _features(student)
         options = {"kernel_initializer": initializer("convolution"), "dtype": student.outputs[0].dtype}
@@ -119,19 +121,19 @@ class FeatureDistillation(keras.Model):
         self.built = True
 
     def call(self, images: Any, *, training: bool | None = None) -> tuple[Any, Any]:
-        """Return float32 (batch, width) and (batch, rows, columns, width) of the teacher's widths."""
+        """Compute float32 (batch, width) and (batch, rows, columns, width) of the teacher's widths."""
         image, patches = self._compute(images, training=training)
         return self.image_map(image), self.patch_map(patches)
 
 
 def view_size(student: VisionTransformer, teacher: VisionTransformer) -> tuple[int, int]:
-    """Return the height and width of the training images, the larger ones of both models'."""
+    """Height and width of the training images, the larger ones of both models'."""
     (height, width), (other_height, other_width) = student.config.size, teacher.config.size
     return max(height, other_height), max(width, other_width)
 
 
 def logits_objective(recipe: Recipe, student: VisionTransformer, teacher: VisionTransformer) -> Objective:
-    """Return the objective that matches the teacher's classes: the divergence of its probabilities, in nats.
+    """Make the objective that matches the teacher's classes: the divergence of its probabilities, in nats.
 
     With `recipe.label_weight` a share of the loss is the labels'. "agreement" is the share of images, and of mixed
     ones, for which both models have the same best class.
@@ -151,16 +153,18 @@ def logits_objective(recipe: Recipe, student: VisionTransformer, teacher: Vision
             log_output = tf.nn.log_softmax(output / temperature)
             losses = temperature**2 * tf.reduce_sum(tf.exp(log_target) * (log_target - log_output), axis=-1)
         agreement = tf.cast(tf.equal(tf.argmax(output, axis=-1), best), tf.float32)
-        of_labels, metrics = task.losses(output, batch["label"], kind="softmax", label_smoothing=recipe.label_smoothing)
+        label_losses, metrics = task.losses(
+            output, batch["label"], kind="softmax", label_smoothing=recipe.label_smoothing
+        )
         if share:
-            losses = (1 - share) * losses + share * of_labels
+            losses = (1 - share) * losses + share * label_losses
         return losses, {"agreement": agreement, **metrics}
 
     return distill
 
 
 def features_objective(recipe: Recipe, student: VisionTransformer, teacher: VisionTransformer) -> Objective:
-    """Return the objective of `FeatureDistillation`: mean squared differences of normalised features.
+    """Make the objective of `FeatureDistillation`: mean squared differences of normalised features.
 
     The teacher's features are normalised to mean 0 and variance 1 over their channels, as in data2vec (arXiv
     2202.03555), and its patches interpolated to the student's grid. `recipe.patch_weight` weighs the patches' loss.
@@ -189,10 +193,10 @@ def _standardize(features: Any) -> Any:
 def _view_functions(
     student: VisionTransformer, teacher: VisionTransformer, compute: Callable[..., Any]
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return the function from views to what the teacher computes, without a gradient, and to the student's images."""
-    own, other = teacher.config.preprocessing, student.config.preprocessing
-    scale = (np.array(other.std) / own.std).astype(np.float32)
-    offset = ((np.array(other.mean) - own.mean) / own.std).astype(np.float32)
+    """Make two functions of views: the teacher's output, without a gradient, and the student's images."""
+    teachers, students = teacher.config.preprocessing, student.config.preprocessing
+    scale = (np.array(students.std) / teachers.std).astype(np.float32)
+    offset = ((np.array(students.mean) - teachers.mean) / teachers.std).astype(np.float32)
 
     def teach(views: Any) -> Any:
         return tf.nest.map_structure(
@@ -203,7 +207,7 @@ def _view_functions(
 
 
 def _features(model: VisionTransformer) -> Callable[..., tuple[Any, Any]]:
-    """Return the function from prepared images to float32 features: of the image, and of its patches on their grid."""
+    """Make a function from prepared images to float32 features of the image, and of its patches on their grid."""
     config = model.config
     has_late_norm = config.final_norm == "pooled"
     tokens = model.get_layer(f"block_{config.num_layers - 1}" if has_late_norm else "encoder_norm").output

@@ -31,92 +31,9 @@ from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
 from keras_vit.train.data.split import Order, Split, check_kind, match_data
 
 Batch = dict[str, Any]
-
-
-def choose_strategy(model: keras.Model, strategy: str | tf.distribute.Strategy) -> tf.distribute.Strategy:
-    """Return the strategy for a name; "auto" is the one that the model was created with, if there is one."""
-    if not isinstance(strategy, str):
-        return strategy
-    values = [weight.value for weight in model.weights] if strategy == "auto" else []
-    owners = [value.distribute_strategy for value in values if isinstance(value, tf.distribute.DistributedValues)]
-    return owners[0] if owners else strategies.strategy(strategy)
-
-
-def replicate(model: keras.Model, strategy: tf.distribute.Strategy) -> keras.Model:
-    """Return the model itself if the strategy has its weights on every replica, or else a copy that has."""
-    if all(strategy.extended.variable_created_in_scope(weight.value) for weight in model.weights):
-        return model
-    with strategy.scope():
-        if isinstance(model, VisionTransformer | DenseModel):
-            return model.with_config(model.config)
-        copy = keras.models.clone_model(model)
-        copy.set_weights(model.get_weights())
-    return copy
-
-
-def distribute_batches(
-    split: Split,
-    strategy: tf.distribute.Strategy,
-    *,
-    only: npt.NDArray[np.int64] | None = None,
-    batch_size: int,
-    model_input: ModelInput,
-    task: Task,
-) -> Iterator[Any]:
-    """Yield `evaluation_batches` of `batch_size` images for every replica, divided among the workers.
-
-    Warns at the end of images that were left out. A ValueError names an image that is lost, or says that none is left.
-    """
-
-    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return evaluation_batches(
-            split,
-            only=only,
-            shard=(context.input_pipeline_id, context.num_input_pipelines),
-            multiple=context.num_replicas_in_sync // context.num_input_pipelines,
-            batch_size=batch_size,
-            model_input=model_input,
-            task=task,
-        )
-
-    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
-        yield from strategy.distribute_datasets_from_function(of_worker)
-    if split.num_skipped == split.count:
-        raise ValueError(f"None of the {split.count:,} images of {split.name} can be decoded.")
-    split.warn_skipped()
-
-
-def sum_replicas(strategy: tf.distribute.Strategy, function: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
-    """Return the compiled function from a distributed batch to the sum of function(batch) over all replicas."""
-    return tf.function(lambda batch: strategy.reduce("SUM", strategy.run(function, args=(batch,)), axis=None))
-
-
-def collect_images(
-    strategy: tf.distribute.Strategy, function: Callable[[Batch], Sequence[Any]]
-) -> Callable[[Iterable[Any]], list[np.ndarray]]:
-    """Return a function from distributed batches to the arrays of function(batch) and the indices, in their order."""
-
-    def on_replica(batch: Batch) -> list[Any]:
-        context = tf.distribute.get_replica_context()
-        tensors = (*function(batch), batch["index"], batch["weight"])
-        # What comes with the batch itself may be on no device yet, and all_gather asks for one.
-        return [context.all_gather(tf.identity(tensor), axis=0) for tensor in tensors]
-
-    compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)))
-
-    def collect(batches: Iterable[Any]) -> list[np.ndarray]:
-        found = [[strategy.experimental_local_results(each)[0] for each in compiled(batch)] for batch in batches]
-        *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        order = np.argsort(indices, kind="stable")
-        order = order[weights[order] > 0]  # without the padding of the last batches
-        return [array[order] for array in (*arrays, indices)]
-
-    return collect
-
-
 LABELS = ("single", "real")
 SHARE = "{:.2%}"
-SHOWN = {  # of each metric
+PRINTED_METRICS = {  # title and format of each metric
     "top1": ("top-1", SHARE),
     "top5": ("top-5", SHARE),
     "loss": ("cross-entropy", "{:.4f}"),
@@ -128,7 +45,7 @@ SHOWN = {  # of each metric
     "share": ("of all pixels", SHARE),
     **{f"delta{k}": (f"delta{k}", SHARE) for k in (1, 2, 3)},
 }
-Step = Callable[[dict[str, Any]], Any]  # from a distributed batch to its sums
+Step = Callable[[Any], tf.Tensor]  # from a distributed batch to its sums
 _STEPS: weakref.WeakKeyDictionary[keras.Model, tuple[tf.distribute.Strategy, Step]] = weakref.WeakKeyDictionary()
 
 
@@ -147,9 +64,9 @@ class Evaluation:
             top1: share of the images whose best class is right, 0..1. With ReaL labels, any of its labels is right.
             top5: share of the images with a right class among the best five, 0..1.
             loss: mean cross-entropy in nats; the target of an image with several labels is uniform over them.
-            of a model of maps: mean_iou, pixel_accuracy and mean_accuracy, or of depth delta1, abs_rel, rmse and more;
+            of a DenseModel: mean_iou, pixel_accuracy and mean_accuracy, or for depth delta1, abs_rel, rmse and more;
             at the size of the model's input.
-        by_class: of a model of maps of classes, the metrics of each class by its name.
+        by_class: the metrics of each class by its name, of a DenseModel for segmentation.
         count: number of images in the means.
         unlabelled: number of images left out because they have no label (ReaL).
         skipped: number of images left out because they cannot be decoded.
@@ -183,23 +100,23 @@ class Evaluation:
     by_class: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
     def __getattr__(self, name: str) -> float:
-        """Return a metric."""
+        """Metric of this name."""
         metrics = self.__dict__.get("metrics", {})
         if name not in metrics:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; its metrics are {list(metrics)}")
         return float(metrics[name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as a dictionary that JSON can hold, with the metrics among them."""
+        """Convert to a dictionary that JSON can hold, with the metrics among the attributes."""
         values: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             values |= value if name == "metrics" else {name: value}
         return values
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks."""
+        """Results as a table for notebooks."""
         values = {
-            **dict(_shown(self.metrics)),
+            **dict(_format_metrics(self.metrics)),
             "labels": self.labels,
             "split": self.split or None,
             "images": f"{self.count:,}",
@@ -216,8 +133,8 @@ class Evaluation:
             "that cannot be read": self.skipped,
             "other files or folders": self.unread,
         }
-        left_out = [f"{count:,} {what}" for what, count in counts.items() if count]
-        metrics = [f"{name} {value}" for name, value in _shown(self.metrics)]
+        left_out = [f"{count:,} {reason}" for reason, count in counts.items() if count]
+        metrics = [f"{name} {value}" for name, value in _format_metrics(self.metrics)]
         if "top1" in self.metrics:
             metrics[0] += f" ({round(self.top1 * self.count):,} of {self.count:,})"
         part = "all" if self.split == "all" else f"{self.split},"
@@ -229,14 +146,16 @@ class Evaluation:
             + (", ReaL labels" if self.labels == "real" else "")
             + (f"; left out: {', '.join(left_out)}" if left_out else "")
             + f"; {self.images_per_second:,.0f} images/s"
-            + "".join(f"\n{name}: {', '.join(map(' '.join, _shown(each)))}" for name, each in self.by_class.items())
+            + "".join(
+                f"\n{name}: {', '.join(map(' '.join, _format_metrics(each)))}" for name, each in self.by_class.items()
+            )
         )
 
 
-def _shown(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+def _format_metrics(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     """Yield the names and the values of metrics as people read them."""
     for name, value in metrics.items():
-        title, shown = SHOWN.get(name, (name, "{:.4f}"))
+        title, shown = PRINTED_METRICS.get(name, (name, "{:.4f}"))
         yield title, shown.format(value)
 
 
@@ -350,8 +269,79 @@ def open_held_out(
     return matched, matched.evaluation, task, opened.num_classes
 
 
+def choose_strategy(model: keras.Model, strategy: str | tf.distribute.Strategy) -> tf.distribute.Strategy:
+    """Find the strategy for a name; "auto" is the one that the model was created with, if there is one."""
+    if not isinstance(strategy, str):
+        return strategy
+    values = [weight.value for weight in model.weights] if strategy == "auto" else []
+    owners = [value.distribute_strategy for value in values if isinstance(value, tf.distribute.DistributedValues)]
+    return owners[0] if owners else strategies.strategy(strategy)
+
+
+def replicate(model: keras.Model, strategy: tf.distribute.Strategy) -> keras.Model:
+    """Copy a model to every replica of a strategy, unless its weights are there already."""
+    if all(strategy.extended.variable_created_in_scope(weight.value) for weight in model.weights):
+        return model
+    with strategy.scope():
+        if isinstance(model, VisionTransformer | DenseModel):
+            return model.with_config(model.config)
+        copy = keras.models.clone_model(model)
+        copy.set_weights(model.get_weights())
+    return copy
+
+
+def distribute_batches(
+    split: Split,
+    strategy: tf.distribute.Strategy,
+    *,
+    only: npt.NDArray[np.int64] | None = None,
+    batch_size: int,
+    model_input: ModelInput,
+    task: Task,
+) -> Iterator[Any]:
+    """Yield `evaluation_batches` of `batch_size` images for every replica, divided among the workers.
+
+    Warns at the end of images that were left out. A ValueError names an image that is lost, or says that none is left.
+    """
+
+    def make_worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return evaluation_batches(
+            split,
+            only=only,
+            shard=(context.input_pipeline_id, context.num_input_pipelines),
+            multiple=context.num_replicas_in_sync // context.num_input_pipelines,
+            batch_size=batch_size,
+            model_input=model_input,
+            task=task,
+        )
+
+    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
+        yield from strategy.distribute_datasets_from_function(make_worker_batches)
+    if split.num_skipped == split.count:
+        raise ValueError(f"None of the {split.count:,} images of {split.name} can be decoded.")
+    split.warn_skipped()
+
+
+def _compiled_step(model: keras.Model, task: tasks.Task, devices: tf.distribute.Strategy) -> Step:
+    """Compile the sums of a model's metrics once, also for several evaluations."""
+    if model not in _STEPS or _STEPS[model][0] is not devices:
+        reference = weakref.ref(model)  # the cache does not keep its models alive
+
+        def replica_sums(batch: Batch) -> tf.Tensor:
+            network = reference()
+            assert network is not None  # `evaluate` holds it
+            return task.sums(network(batch["image"], training=False), batch["label"], batch["weight"])
+
+        @tf.function
+        def step(batch: Any) -> tf.Tensor:
+            return devices.reduce("SUM", devices.run(replica_sums, args=(batch,)), axis=None)
+
+        _STEPS[model] = devices, step
+    return _STEPS[model][1]
+
+
 def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[dict[str, float], float, float]:
-    """Return the sums over all batches, and the seconds of the first batch, which compiles, and of the others."""
+    """Add up the sums of all batches; time the first batch, which compiles, and the others, in seconds."""
     totals = tf.zeros(len(names), tf.float64)
     times = [time.perf_counter()]
     for batch in batches:
@@ -363,15 +353,24 @@ def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[d
     return sums, times[1] - times[0], time.perf_counter() - times[1]
 
 
-def _compiled_step(model: keras.Model, task: tasks.Task, devices: tf.distribute.Strategy) -> Step:
-    """Return the model's compiled function, so that evaluating between epochs compiles once."""
-    if model not in _STEPS or _STEPS[model][0] is not devices:
-        reference = weakref.ref(model)  # the cache does not keep its models alive
+def collect_images(
+    strategy: tf.distribute.Strategy, function: Callable[[Batch], Sequence[Any]]
+) -> Callable[[Iterable[Any]], list[np.ndarray]]:
+    """Make a function from distributed batches to the arrays of function(batch) and the indices, in their order."""
 
-        def step(batch: dict[str, tf.Tensor]) -> tf.Tensor:
-            network = reference()
-            assert network is not None  # `evaluate` holds it
-            return task.sums(network(batch["image"], training=False), batch["label"], batch["weight"])
+    def on_replica(batch: Batch) -> list[Any]:
+        context = tf.distribute.get_replica_context()
+        tensors = (*function(batch), batch["index"], batch["weight"])
+        # What comes with the batch itself may be on no device yet, and all_gather asks for one.
+        return [context.all_gather(tf.identity(tensor), axis=0) for tensor in tensors]
 
-        _STEPS[model] = devices, sum_replicas(devices, step)
-    return _STEPS[model][1]
+    compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)))
+
+    def collect(batches: Iterable[Any]) -> list[np.ndarray]:
+        rows = [[strategy.experimental_local_results(tensor)[0] for tensor in compiled(batch)] for batch in batches]
+        *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+        order = np.argsort(indices, kind="stable")
+        order = order[weights[order] > 0]  # without the padding of the last batches
+        return [array[order] for array in (*arrays, indices)]
+
+    return collect

@@ -82,7 +82,7 @@ class Examination:
         return matrix
 
     def mistakes(self, most: int | None = None) -> list[dict[str, Any]]:
-        """Return the wrongly classified images, those with the least probability of the right class first.
+        """List the wrongly classified images, those with the least probability of the right class first.
 
         Args:
             most: number of mistakes to return; None returns all.
@@ -90,7 +90,7 @@ class Examination:
         return [self._row(place) for place in self._worst(most)]
 
     def by_class(self) -> list[dict[str, Any]]:
-        """Return a row for each class that occurs: its images, the share that is right, and its commonest mistake."""
+        """List the classes that occur: number of images, share that is right, and commonest mistake."""
         rows = []
         for number, counts in enumerate(self.confusion):
             if count := int(counts.sum()):
@@ -101,18 +101,22 @@ class Examination:
         return rows
 
     def confusions(self) -> list[dict[str, Any]]:
-        """Return the pairs of a right class and another that was predicted, the most frequent first."""
+        """List the pairs of a right class and another that was predicted, the most frequent first."""
         matrix = self.confusion
         np.fill_diagonal(matrix, 0)
         pairs = np.argwhere(matrix).tolist()
         pairs.sort(key=lambda pair: -matrix[*pair])
         return [
-            {"class": self.classes[one], "predicted": self.classes[other], "images": int(matrix[one, other])}
-            for one, other in pairs
+            {
+                "class": self.classes[label],
+                "predicted": self.classes[predicted],
+                "images": int(matrix[label, predicted]),
+            }
+            for label, predicted in pairs
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the results as a dictionary that JSON can hold."""
+        """Convert the results to a dictionary that JSON can hold."""
         return {
             "data": self.data,
             "images": len(self.labels),
@@ -174,7 +178,7 @@ class Examination:
         )
 
     def _repr_html_(self) -> str:
-        """Return a table of the classes for notebooks."""
+        """Table of the classes for notebooks."""
         rows = {row["class"]: f"{row['accuracy']:.2%} of {row['images']:,}" for row in self.by_class()}
         return html.facts(str(self), rows)
 
@@ -230,14 +234,14 @@ def examine(
         raise ValueError("examine runs on one machine. Received: a strategy of several workers")
     network = replicate(model, devices)
 
-    def of_batch(batch: dict[str, Any]) -> tuple[Any, ...]:
+    def predict(batch: dict[str, Any]) -> tuple[Any, ...]:
         logits = tf.cast(network(batch["image"], training=False), tf.float32)
         return logits, tf.argmax(batch["label"], axis=1)
 
     batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
     total = ceil(held_out.count / (batch_size * devices.num_replicas_in_sync))
     shown = track(batches, "Examining", total=total, show=progress)
-    logits, labels, indices = collect_images(devices, of_batch)(shown)
+    logits, labels, indices = collect_images(devices, predict)(shown)
     shares, predicted = task.exported_output("probabilities", logits), logits.argmax(axis=1)
     chosen = np.stack([predicted, labels], axis=1)
     return Examination(

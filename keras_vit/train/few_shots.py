@@ -47,11 +47,11 @@ class LeastSquares:
         self._right = vectors.T @ (x.T @ y if is_tall else y)
 
     def scores(self, features: npt.ArrayLike, l2: float) -> np.ndarray:
-        """Return the scores (images, classes) of features (images, width), float64; `l2` > 0 takes two products."""
+        """Compute the scores (images, classes) of features (images, width), float64; `l2` > 0 takes two products."""
         return self._standardise(features) @ self._weights(l2)
 
     def head(self, l2: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the kernel (width, classes) and the bias (classes,) that give the scores of plain features."""
+        """Compute the kernel (width, classes) and bias (classes,) that give the scores of plain features."""
         *weights, constant = self._weights(l2)
         kernel = np.asarray(weights) / self._deviation[:, None]
         return kernel, BIAS * constant - self._mean @ kernel
@@ -60,7 +60,7 @@ class LeastSquares:
         return (self._left / (self._values + l2)) @ self._right
 
     def _standardise(self, features: npt.ArrayLike) -> np.ndarray:
-        """Return standardised features and, as the last column, the bias."""
+        """Standardise features, and add the bias as the last column."""
         standardised = (np.asarray(features, np.float64) - self._mean) / self._deviation
         return np.pad(standardised, ((0, 0), (0, 1)), constant_values=BIAS)
 
@@ -74,21 +74,19 @@ class Candidate(NamedTuple):
     accuracy: float
 
 
-def cross_validate(
-    features: np.ndarray, labels: np.ndarray, *, num_classes: int, seed: int, strengths: Sequence[float] = STRENGTHS
-) -> list[Candidate]:
+def cross_validate(features: np.ndarray, labels: np.ndarray, *, num_classes: int, seed: int) -> list[Candidate]:
     """Measure each strength: every fifth of the images, with a fifth of each class, is predicted from the others."""
     count = len(labels)
     order = np.random.default_rng(seed).permutation(count)
     folds = np.empty(count, np.int64)
     folds[order[np.argsort(labels[order], kind="stable")]] = np.arange(count) % FOLDS
-    scores = np.zeros((len(strengths), count, num_classes))
+    scores = np.zeros((len(STRENGTHS), count, num_classes))
     for number in range(min(FOLDS, count)):
         seen = folds != number
         fit = LeastSquares(features[seen], labels[seen], num_classes=num_classes)
-        for place, strength in enumerate(strengths):
+        for place, strength in enumerate(STRENGTHS):
             scores[place, ~seen] = fit.scores(features[~seen], strength * seen.sum())
-    return [_candidate(strength, each, labels) for strength, each in zip(strengths, scores, strict=True)]
+    return [_candidate(strength, scored, labels) for strength, scored in zip(STRENGTHS, scores, strict=True)]
 
 
 def _candidate(strength: float, scores: np.ndarray, labels: np.ndarray) -> Candidate:
@@ -196,7 +194,7 @@ def draw_images(
     seed: int,
     is_readable: Callable[[int], bool] = lambda index: True,
 ) -> list[np.ndarray]:
-    """Return for each class the indices of its drawn images (all if it has fewer, with a warning), as big_vision.
+    """Draw the indices of images of each class (all if it has fewer, with a warning), as big_vision.
 
     Another image is drawn in place of one that is not readable.
     """
@@ -217,12 +215,14 @@ def draw_images(
 def feature_collector(
     model: keras.Model, layer: str, devices: tf.distribute.Strategy
 ) -> Callable[[Any], list[np.ndarray]]:
-    """Return a function from distributed batches to features, classes and indices of all images, in their order.
+    """Make a function from distributed batches to features, classes and indices of all images, in their order.
 
     The model has its weights on all devices; the features are the output (batch, width) of a layer.
     """
     if isinstance(model, VisionTransformer):
-        features = lambda images: model.features(images, [layer])[layer]  # noqa: E731
+
+        def features(images: Any) -> Any:
+            return model.features(images, [layer])[layer]
     elif layer in (names := [known.name for known in model.layers]):
         features = keras.Model(model.inputs, model.get_layer(layer).output)
     else:

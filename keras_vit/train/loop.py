@@ -1,7 +1,8 @@
 """The training loop: steps, logs, checkpoints, evaluation on held-out images, and the best model."""
 
+from __future__ import annotations
+
 import contextlib
-import functools
 import json
 import math
 import signal
@@ -9,7 +10,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
 from math import ceil
@@ -23,7 +24,7 @@ import tensorflow as tf
 from keras_vit._util.progress import print_line
 from keras_vit.errors import DivergedError as DivergedError
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train import step, strategies
+from keras_vit.train import strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import Checkpoints, as_os_error, read_file, remove, replace_file
 from keras_vit.train.data.dataset_files import name_bad_image
@@ -32,273 +33,15 @@ from keras_vit.train.data.split import Data, Order
 from keras_vit.train.evaluation import evaluate, replicate
 from keras_vit.train.log_files import MetricLogger
 from keras_vit.train.planner import evaluation_batch
-from keras_vit.train.step import TrainState, make_train_step
+from keras_vit.train.step import TrainState, jit_scope, make_train_step
 
-MODEL = "best.keras"
-NAMES = {"top1": "accuracy"}  # metrics of an evaluation that have another name in training
-RECORD = "best.json"  # step and metrics of best.keras
+BEST_MODEL = "best.keras"
+TRAINING_NAMES = {"top1": "accuracy"}  # metrics of an evaluation that have another name in training
+BEST_RECORD = "best.json"  # step and metrics of best.keras
 # `eval_steps="auto"`: evaluations in a run, and the fewest steps between them.
 EVALUATIONS, FEWEST_STEPS = 10, 10
-
-
-@dataclass(frozen=True)
-class Best:
-    """The evaluation of a run with the highest accuracy, and among equals with the lowest loss.
-
-    Args:
-        step: number of steps done.
-        metrics: "accuracy" and "top5" in [0, 1], "loss".
-        path: the .keras file with the weights of this step; None if the run writes no files.
-
-    Example:
-        >>> keras_vit.train.Best(step=20, metrics={"accuracy": 0.5, "loss": 1.0}, path="runs/x/best.keras").step
-        20
-    """
-
-    step: int
-    metrics: dict[str, float]
-    path: str | None
-
-
-class HeldOut:
-    """Evaluation of a run's weights, or of their moving averages, on all of its devices.
-
-    All workers evaluate together, and one of them has a `folder` and writes its files. If the run `is_new`, files of
-    one that died before its first checkpoint are removed. A continued run repeats the evaluations after its checkpoint
-    with the same results, so `best.keras` may be of a later step.
-    """
-
-    def __init__(
-        self, state: TrainState, data: Data, *, folder: str | None, is_new: bool, say: Callable[[str], None]
-    ) -> None:
-        self._state = state
-        self._data = data
-        self._say = say
-        self._folder = folder
-        replicas = state.strategy.num_replicas_in_sync
-        self._batch_size = evaluation_batch(state.recipe, state.model.config, replicas=replicas)
-        with state.strategy.scope():
-            self._model = state.model.with_config(state.model.config)
-        self.best = _read(folder) if folder is not None and not is_new else None
-        if folder is not None and is_new:
-            remove(f"{folder}/{RECORD}")
-            remove(f"{folder}/{MODEL}")
-
-    def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
-        """Return the metrics after a step, {} without held-out images and labels. `keep` keeps the best model."""
-        state = self._state
-        if not can_evaluate(state.recipe, self._data):
-            return {}
-        state.copy_to(self._model)
-        labels = "real" if self._data.multi_label else "single"
-        found = evaluate(self._model, self._data, batch_size=self._batch_size, labels=labels, strategy=state.strategy)
-        metrics = {NAMES.get(name, name): value for name, value in found.metrics.items()}
-        note = ", the best so far" if keep and self._keep(step, metrics) else ""
-        first = next(iter(metrics))
-        text = f"held-out {first} {metrics[first]:.4f}, loss {metrics['loss']:.4f}{note}"
-        self._say(f"step {step:,} of {state.total_steps:,}: {text}")
-        return metrics
-
-    def final_model(self) -> VisionTransformer:
-        """Return a model outside of any strategy, with the state's moving averages, or without them its weights."""
-        model = replicate(self._model, tf.distribute.get_strategy())
-        self._state.copy_to(model)
-        return model
-
-    def _keep(self, step: int, metrics: dict[str, float]) -> bool:
-        """Write `best.keras` if no evaluation before was as good; return whether it did."""
-        if self.best and not _score(metrics) > _score(self.best.metrics):
-            return False
-        path = None
-        if self._folder is not None:
-            path, record = f"{self._folder}/{MODEL}", f"{self._folder}/{RECORD}"
-            with as_os_error(f"{path} cannot be written"):
-                remove(record)  # otherwise a kill would leave the record of another step
-                save_model(self._model, path)
-                replace_file(record, json.dumps({"step": step, **metrics}).encode() + b"\n")
-        self.best = Best(step, metrics, path)
-        return True
-
-
-def can_evaluate(recipe: Recipe, data: Data) -> bool:
-    """Return whether there are held-out images with labels, and a head for their classes."""
-    return data.evaluation is not None and data.is_labelled and recipe.trains_head
-
-
-def interval(state: TrainState, data: Data) -> int | None:
-    """Return the number of steps from one evaluation to the next; None evaluates after the last step only."""
-    recipe = state.recipe
-    if recipe.eval_steps != "auto":
-        return recipe.eval_steps
-    if data.evaluation is None or not can_evaluate(recipe, data):
-        return None
-    # An image costs three times as much to train on as to evaluate: evaluations cost at most a tenth of the training.
-    cheap = ceil(10 * data.evaluation.count / (3 * recipe.batch_size))
-    return max(ceil(state.total_steps / EVALUATIONS), FEWEST_STEPS, cheap)
-
-
-def save_model(model: VisionTransformer, path: str) -> None:
-    """Write a .keras file, complete or not at all, to a local path or a bucket."""
-    with tempfile.TemporaryDirectory() as folder:
-        local = Path(folder) / "model.keras"
-        keras.saving.save_model(model, local)
-        replace_file(path, local.read_bytes())
-
-
-def _score(metrics: dict[str, float]) -> tuple[float, float]:
-    """Return what the best model has most of: the first metric of its task, then the negative loss."""
-    loss = metrics["loss"]
-    return next(iter(metrics.values())), -math.inf if math.isnan(loss) else -loss
-
-
-def _read(folder: str) -> Best | None:
-    """Return the best evaluation of a run that is continued; warn if its files are damaged."""
-    if not tf.io.gfile.exists(f"{folder}/{RECORD}"):
-        return None
-    try:
-        record = json.loads(read_file(f"{folder}/{RECORD}"))
-        step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}
-        _score(metrics)
-        if not tf.io.gfile.exists(f"{folder}/{MODEL}"):
-            raise ValueError(f"there is no {MODEL}")
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        reason = str(error)[:100] or type(error).__name__
-        warnings.warn(f"{folder}/{RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=5)
-        return None
-    return Best(step, metrics, f"{folder}/{MODEL}")
-
-
 Answer = TypeVar("Answer")
-CURVE_POINTS = 20  # lines of the log that a short run has at least, unless the user states log_steps
-
-
-class Stop(contextlib.AbstractContextManager["Stop"]):
-    """Context in which SIGTERM and the first Ctrl-C (SIGINT) set `requested`, and say what the loop does then.
-
-    The second Ctrl-C raises KeyboardInterrupt. Only the main thread can handle signals; in others nothing changes.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.until = "this step"  # what is finished first, and how long it takes
-        self.saves = True  # whether a checkpoint is saved then
-        self.on_request: Callable[[], None] = lambda: None
-        self._interrupted = False
-        self._previous: dict[signal.Signals, signal._HANDLER] = {}
-
-    def __enter__(self) -> "Stop":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            # None stands for a handler that was not installed from Python, and cannot be passed back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._previous.clear()
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._interrupted = True
-        if not self.requested:
-            self.requested = True
-            saved = ", and saving a checkpoint: the same command resumes the run" if self.saves else ""
-            with contextlib.suppress(RuntimeError):  # the signal came while a line was printed
-                print_line(f"Stopping after {self.until}{saved}. Ctrl-C again ends at once.")
-            self.on_request()
-
-
-def in_thread(function: Callable[..., Answer], *arguments: Any) -> Answer:
-    """Call a function in another thread: meanwhile this one handles signals, which TensorFlow would delay."""
-    future: futures.Future[Answer] = futures.Future()
-
-    def call() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:  # noqa: BLE001 - raised below
-            future.set_exception(error)
-
-    threading.Thread(target=call, daemon=True).start()  # a daemon, so that a second Ctrl-C does not wait for it
-    # A signal does not end the wait if it comes just before it or to another thread: then the next round handles it.
-    while not futures.wait([future], timeout=0.1).done:
-        pass
-    return future.result()
-
-
-class TrainingSteps:
-    """Training steps that update `state`, which was created in the strategy's scope; its step is the first to take.
-
-    The batches depend on nothing but the recipe's seed and the number of the step.
-    """
-
-    def __init__(self, state: TrainState, data: Data) -> None:
-        self._state = state
-        self._recipe = state.recipe
-        self._model_input = ModelInput.from_model(state.model)._replace(image_size=state.view_size)
-        self._split = data.training_split()
-        self._task = data.task
-        self._start = int(state.step.numpy())
-        self._strategy = state.strategy
-        self._train_step = make_train_step(state, state.strategy)
-        # A program of XLA or of a TPU ends as a whole, and workers must end after the same step.
-        is_whole = step.jit_scope(self._recipe.xla, self._strategy) == "step" or strategies.has_workers(self._strategy)
-        is_whole |= isinstance(self._strategy, tf.distribute.TPUStrategy)
-        self._parts = 1 if is_whole else int(self._recipe.accumulation)
-        self._has_compiled = False
-        self._seconds: float | None = None  # of a step
-
-    def take(self, done: int, count: int, stop: Stop) -> Any:
-        """Take `count` steps after the first `done`; return their metrics. A ValueError names an image that is lost.
-
-        Returns None if a request to stop came between micro-batches: then nothing has changed.
-        """
-        # Several steps in one call could end between the updates of one.
-        parts = self._parts if count == 1 else 1
-        stop.until = self._wait(parts, count)
-        if parts != 1:
-            stop.on_request = lambda: self._state.interrupt.assign(1)
-        arguments = self._batches, tf.constant(count), tf.constant(float(stop.requested))
-        start = time.monotonic()
-        order = Order(batch=self._recipe.batch_size, seed=self._recipe.seed, start=done)
-        with name_bad_image(lambda: self._split.first_bad(order, batches=count)):
-            try:
-                metrics = in_thread(self._train_step, *arguments)
-            except tf.errors.OpError:
-                if not self._state.interrupt.numpy():
-                    raise
-                self._state.step.assign(done)  # TensorFlow may have counted the step before its gradients failed
-                return None
-            finally:
-                stop.on_request = lambda: None
-        self._seconds = (time.monotonic() - start) / count if self._has_compiled else None
-        self._has_compiled = True
-        return metrics
-
-    def _wait(self, parts: int, count: int) -> str:
-        """Return what a stopped run finishes first, and how long that takes."""
-        what = f"this micro-batch, one of {parts}" if parts != 1 else "this step" if count == 1 else f"{count} steps"
-        if self._seconds is None:
-            return f"{what} (the first: how long it takes is not known yet)"
-        return f"{what} (about {max(1, self._seconds * count / parts):.0f} s at most)"
-
-    @functools.cached_property
-    def _batches(self) -> Iterator[Any]:
-        return iter(self._strategy.distribute_datasets_from_function(self._batches_of_worker))
-
-    def _batches_of_worker(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
-        local = context.num_replicas_in_sync // context.num_input_pipelines
-        order = Order(
-            batch=self._recipe.batch_size,
-            seed=self._recipe.seed,
-            start=self._start,
-            replicas=context.num_replicas_in_sync,
-            first_replica=context.input_pipeline_id * local,
-            local_replicas=local,
-        )
-        return training_batches(self._split, self._recipe, model_input=self._model_input, task=self._task, order=order)
+FEWEST_LOG_LINES = 20  # lines of the log that a short run has at least, unless the user states log_steps
 
 
 def train(
@@ -319,7 +62,7 @@ def train(
     has_workers = strategies.has_workers(state.strategy)
     log_steps = recipe.log_steps
     if not recipe.is_stated("log_steps"):
-        log_steps = min(log_steps, math.ceil(total / CURVE_POINTS))
+        log_steps = min(log_steps, math.ceil(total / FEWEST_LOG_LINES))
     intervals = (log_steps, recipe.checkpoint_steps, interval(state, data))
     done = int(state.step.numpy())
     saved_at = time.monotonic()
@@ -358,12 +101,140 @@ def train(
             return evaluation
 
 
-def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger) -> None:
-    """Flush the log, then save a checkpoint: no logged line is missing after a restart."""
-    _check_finite(state.is_finite(), done, "a weight is not finite", checkpoints)
-    if checkpoints is not None:
-        logger.flush()
-        checkpoints.save(done)
+def interval(state: TrainState, data: Data) -> int | None:
+    """Number of steps from one evaluation to the next; None evaluates after the last step only."""
+    recipe = state.recipe
+    if recipe.eval_steps != "auto":
+        return recipe.eval_steps
+    if data.evaluation is None or not can_evaluate(recipe, data):
+        return None
+    # An image costs three times as much to train on as to evaluate: evaluations cost at most a tenth of the training.
+    cheap = ceil(10 * data.evaluation.count / (3 * recipe.batch_size))
+    return max(ceil(state.total_steps / EVALUATIONS), FEWEST_STEPS, cheap)
+
+
+class TrainingSteps:
+    """Training steps that update `state`, which was created in the strategy's scope; its step is the first to take.
+
+    The batches depend on nothing but the recipe's seed and the number of the step.
+    """
+
+    def __init__(self, state: TrainState, data: Data) -> None:
+        recipe, strategy, split, first = state.recipe, state.strategy, data.training_split(), int(state.step.numpy())
+        model_input = ModelInput.from_model(state.model)._replace(image_size=state.view_size)
+
+        def make_worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            local = context.num_replicas_in_sync // context.num_input_pipelines
+            order = Order(
+                batch=recipe.batch_size,
+                seed=recipe.seed,
+                start=first,
+                replicas=context.num_replicas_in_sync,
+                first_replica=context.input_pipeline_id * local,
+                local_replicas=local,
+            )
+            return training_batches(split, recipe, model_input=model_input, task=data.task, order=order)
+
+        self._state = state
+        self._split = split
+        self._batches = iter(strategy.distribute_datasets_from_function(make_worker_batches))
+        self._train_step = make_train_step(state, strategy)
+        # A program of XLA or of a TPU ends as a whole, and workers must end after the same step.
+        is_whole = jit_scope(recipe.xla, strategy) == "step" or strategies.has_workers(strategy)
+        is_whole |= isinstance(strategy, tf.distribute.TPUStrategy)
+        self._parts = 1 if is_whole else int(recipe.accumulation)
+        self._has_compiled = False
+        self._seconds: float | None = None  # of a step
+
+    def take(self, done: int, count: int, stop: Stop) -> Any:
+        """Take `count` steps after the first `done`; return their metrics. A ValueError names an image that is lost.
+
+        Returns None if a request to stop came between micro-batches: then nothing has changed.
+        """
+        # Several steps in one call could end between the updates of one.
+        parts = self._parts if count == 1 else 1
+        stop.until = self._describe_wait(parts, count)
+        if parts != 1:
+            stop.on_request = lambda: self._state.interrupt.assign(1)
+        arguments = self._batches, tf.constant(count), tf.constant(float(stop.requested))
+        start = time.monotonic()
+        order = Order(batch=self._state.recipe.batch_size, seed=self._state.recipe.seed, start=done)
+        with name_bad_image(lambda: self._split.first_bad(order, batches=count)):
+            try:
+                metrics = in_thread(self._train_step, *arguments)
+            except tf.errors.OpError:
+                if not self._state.interrupt.numpy():
+                    raise
+                self._state.step.assign(done)  # TensorFlow may have counted the step before its gradients failed
+                return None
+            finally:
+                stop.on_request = lambda: None
+        self._seconds = (time.monotonic() - start) / count if self._has_compiled else None
+        self._has_compiled = True
+        return metrics
+
+    def _describe_wait(self, parts: int, count: int) -> str:
+        """Describe the part of a step that a stopped run finishes first, and its time."""
+        part = f"this micro-batch, one of {parts}" if parts != 1 else "this step" if count == 1 else f"{count} steps"
+        if self._seconds is None:
+            return f"{part} (the first: how long it takes is not known yet)"
+        return f"{part} (about {max(1, self._seconds * count / parts):.0f} s at most)"
+
+
+def in_thread(function: Callable[..., Answer], *arguments: Any) -> Answer:
+    """Call a function in another thread: meanwhile this one handles signals, which TensorFlow would delay."""
+    future: futures.Future[Answer] = futures.Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()  # a daemon, so that a second Ctrl-C does not wait for it
+    # A signal does not end the wait if it comes just before it or to another thread: then the next round handles it.
+    while not futures.wait([future], timeout=0.1).done:
+        pass
+    return future.result()
+
+
+class Stop(contextlib.AbstractContextManager["Stop"]):
+    """Context in which SIGTERM and the first Ctrl-C (SIGINT) set `requested`, and a line says when the loop ends.
+
+    The second Ctrl-C raises KeyboardInterrupt. Only the main thread can handle signals; in others nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.until = "this step"  # the work that is finished first, and its time
+        self.saves = True  # whether a checkpoint is saved then
+        self.on_request: Callable[[], None] = lambda: None
+        self._interrupted = False
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            # None stands for a handler that was not installed from Python, and cannot be passed back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous.clear()
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+        if not self.requested:
+            self.requested = True
+            saved = ", and saving a checkpoint: the same command resumes the run" if self.saves else ""
+            with contextlib.suppress(RuntimeError):  # the signal came while a line was printed
+                print_line(f"Stopping after {self.until}{saved}. Ctrl-C again ends at once.")
+            self.on_request()
 
 
 def _log(state: TrainState, done: int, logger: MetricLogger, checkpoints: Checkpoints | None) -> dict[str, float]:
@@ -383,3 +254,126 @@ def _check_finite(is_finite: bool, done: int, problem: str, checkpoints: Checkpo
         raise DivergedError(
             f"Training diverged before step {done}: {problem}; {kept}. Lower learning_rate, or set clip_norm."
         )
+
+
+def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger) -> None:
+    """Flush the log, then save a checkpoint: no logged line is missing after a restart."""
+    _check_finite(state.is_finite(), done, "a weight is not finite", checkpoints)
+    if checkpoints is not None:
+        logger.flush()
+        checkpoints.save(done)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The evaluation of a run with the highest accuracy, and among equals with the lowest loss.
+
+    Args:
+        step: number of steps done.
+        metrics: "accuracy" and "top5" in [0, 1], "loss".
+        path: the .keras file with the weights of this step; None if the run writes no files.
+
+    Example:
+        >>> keras_vit.train.Best(step=20, metrics={"accuracy": 0.5, "loss": 1.0}, path="runs/x/best.keras").step
+        20
+    """
+
+    step: int
+    metrics: dict[str, float]
+    path: str | None
+
+
+class HeldOut:
+    """Evaluation of a run's weights, or of their moving averages, on all of its devices.
+
+    All workers evaluate together, and one of them has a `folder` and writes its files. If the run `is_new`, files of
+    one that died before its first checkpoint are removed. A continued run repeats the evaluations after its checkpoint
+    with the same results, so `best.keras` may be of a later step.
+    """
+
+    def __init__(
+        self, state: TrainState, data: Data, *, folder: str | None, is_new: bool, print_line: Callable[[str], None]
+    ) -> None:
+        self._state = state
+        self._data = data
+        self._print_line = print_line
+        self._folder = folder
+        replicas = state.strategy.num_replicas_in_sync
+        self._batch_size = evaluation_batch(state.recipe, state.model.config, replicas=replicas)
+        with state.strategy.scope():
+            self._model = state.model.with_config(state.model.config)
+        self.best = _read_best(folder) if folder is not None and not is_new else None
+        if folder is not None and is_new:
+            remove(f"{folder}/{BEST_RECORD}")
+            remove(f"{folder}/{BEST_MODEL}")
+
+    def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
+        """Measure the weights after a step, {} without held-out images and labels. `keep` keeps the best model."""
+        state = self._state
+        if not can_evaluate(state.recipe, self._data):
+            return {}
+        state.copy_to(self._model)
+        labels = "real" if self._data.multi_label else "single"
+        result = evaluate(self._model, self._data, batch_size=self._batch_size, labels=labels, strategy=state.strategy)
+        metrics = {TRAINING_NAMES.get(name, name): value for name, value in result.metrics.items()}
+        note = ", the best so far" if keep and self._keep(step, metrics) else ""
+        first = next(iter(metrics))
+        text = f"held-out {first} {metrics[first]:.4f}, loss {metrics['loss']:.4f}{note}"
+        self._print_line(f"step {step:,} of {state.total_steps:,}: {text}")
+        return metrics
+
+    def final_model(self) -> VisionTransformer:
+        """Copy the moving averages, or without them the weights, to a model outside of any strategy."""
+        model = replicate(self._model, tf.distribute.get_strategy())
+        self._state.copy_to(model)
+        return model
+
+    def _keep(self, step: int, metrics: dict[str, float]) -> bool:
+        """Write `best.keras` if no evaluation before was as good; return whether it did."""
+        if self.best and not _rank(metrics) > _rank(self.best.metrics):
+            return False
+        path = None
+        if self._folder is not None:
+            path, record = f"{self._folder}/{BEST_MODEL}", f"{self._folder}/{BEST_RECORD}"
+            with as_os_error(f"{path} cannot be written"):
+                remove(record)  # otherwise a kill would leave the record of another step
+                save_model(self._model, path)
+                replace_file(record, json.dumps({"step": step, **metrics}).encode() + b"\n")
+        self.best = Best(step, metrics, path)
+        return True
+
+
+def can_evaluate(recipe: Recipe, data: Data) -> bool:
+    """Whether there are held-out images with labels, and a head for their classes."""
+    return data.evaluation is not None and data.is_labelled and recipe.trains_head
+
+
+def _rank(metrics: dict[str, float]) -> tuple[float, float]:
+    """Rank of an evaluation: by the first metric of its task, then by the lower loss."""
+    loss = metrics["loss"]
+    return next(iter(metrics.values())), -math.inf if math.isnan(loss) else -loss
+
+
+def _read_best(folder: str) -> Best | None:
+    """Read the best evaluation of a run that is continued; warn if its files are damaged."""
+    if not tf.io.gfile.exists(f"{folder}/{BEST_RECORD}"):
+        return None
+    try:
+        record = json.loads(read_file(f"{folder}/{BEST_RECORD}"))
+        step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}
+        _rank(metrics)
+        if not tf.io.gfile.exists(f"{folder}/{BEST_MODEL}"):
+            raise ValueError(f"there is no {BEST_MODEL}")
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = str(error)[:100] or type(error).__name__
+        warnings.warn(f"{folder}/{BEST_RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=4)
+        return None
+    return Best(step, metrics, f"{folder}/{BEST_MODEL}")
+
+
+def save_model(model: VisionTransformer, path: str) -> None:
+    """Write a .keras file, complete or not at all, to a local path or a bucket."""
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder) / "model.keras"
+        keras.saving.save_model(model, local)
+        replace_file(path, local.read_bytes())

@@ -3,7 +3,9 @@
 Half of the patch embeddings are corrupted, and for each of them the model predicts the mean colour of its patch.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,7 +15,9 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.base import initializer
 from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.objective import Objective
+
+if TYPE_CHECKING:
+    from keras_vit.train.step import Objective
 
 CORRUPTED = 0.5  # share of the patches
 MASKED, SWAPPED = 8, 1  # of every ten corrupted patches; the others are kept
@@ -37,9 +41,9 @@ class MaskedPatchModel(keras.Model):
     corrupted before position embeddings and prefix tokens are added. Logits are float32, or float64 under that policy.
     """
 
-    def __init__(self, encoder: VisionTransformer, *, name: str = "masked_patch") -> None:
+    def __init__(self, encoder: VisionTransformer) -> None:
         # No autocast: under bfloat16, too, the encoder takes images in float32.
-        super().__init__(name=name, autocast=False)
+        super().__init__(name="masked_patch", autocast=False)
         config = encoder.config
         _check_config(config)
         # A function, because Keras would count the encoder's unused weights as this model's.
@@ -66,7 +70,7 @@ class MaskedPatchModel(keras.Model):
         return self._encoder()
 
     def call(self, images: Any, *, corruption: Corruption, training: bool | None = None) -> Any:
-        """Return the logits of every patch of preprocessed images (batch, height, width, channels)."""
+        """Compute the logits of every patch of preprocessed images (batch, height, width, channels)."""
         patches = self.stem(images, training=training)
         mask = tf.cast(self.mask_embedding, patches.dtype)
         patches = tf.gather(patches, corruption.source, batch_dims=1)
@@ -76,7 +80,7 @@ class MaskedPatchModel(keras.Model):
 
 
 def colour_classes(images: Any, config: ViTConfig) -> Any:
-    """Return int32 (batch, patches): the three highest bits of each patch's mean colour, red first, 0..511 for RGB.
+    """Compute int32 (batch, patches): the three highest bits of a patch's mean colour, red first, 0..511 for RGB.
 
     Preprocessing of the images (batch, height, width, channels) is inverted to 0..255. Means are rounded to whole
     numbers, so that float errors do not decide between 31.99999 and 32, and clipped: augmentation and bicubic resizing
@@ -109,7 +113,7 @@ def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
 
 
 def objective(*, remat: bool = False) -> Objective:
-    """Return an objective of `MaskedPatchModel`: the mean cross-entropy of the colours of the corrupted patches."""
+    """Make the objective of `MaskedPatchModel`: the mean cross-entropy of the colours of the corrupted patches."""
 
     def masked_patch(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
         classes = colour_classes(batch["image"], model.encoder.config)

@@ -55,7 +55,7 @@ class Optimizer:
         }
 
     def rate(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the learning rate of a step, a float32 scalar, before the layer-wise decay."""
+        """Learning rate of a step, a float32 scalar, before the layer-wise decay."""
         return self.recipe.learning_rate * self.factor(step)
 
     def apply(self, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> None:
@@ -75,7 +75,7 @@ class Optimizer:
         update_variables(updates)
 
     def _decay(self, name: str, factor: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        """Return the share of its value that a variable loses in a step; in both official codes only kernels decay."""
+        """Share of its value that a variable loses in a step; in both official codes only kernels decay."""
         if name.rpartition("/")[2] != "kernel":
             return tf.constant(0.0)
         # big_vision/optax.py adds the decay after the learning rate and its multipliers, before the schedule.
@@ -109,7 +109,7 @@ class Optimizer:
 
 
 def schedule(recipe: Recipe, total_steps: int, warmup: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return a function of the step (int64 from 0) to the share of the recipe's learning rate: float32, 1 at the peak.
+    """Make a function of the step (int64 from 0): the share of the recipe's learning rate, float32, 1 at the peak.
 
     The rate rises linearly from 0 for `warmup` steps, then follows the recipe's schedule up to `total_steps`, as
     `create_learning_rate_schedule` in vit_jax/utils.py and big_vision/utils.py.
@@ -131,18 +131,16 @@ def schedule(recipe: Recipe, total_steps: int, warmup: int) -> Callable[[tf.Tens
     return share
 
 
-def clip(gradients: Sequence[tf.Tensor], clip_norm: float | None) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Scale all-reduced gradients to a global norm of at most `clip_norm`, as `optax.clip_by_global_norm` does.
+def _decayed(slot: tf.Variable, rate: float) -> tf.Tensor:
+    """Multiply a slot by a number in the slot's dtype, as JAX does, and return float32."""
+    return tf.cast(tf.cast(rate, slot.dtype) * slot, tf.float32)
 
-    Returns float32 gradients and their norm before clipping. NaN stays NaN; a norm beyond float32 is infinite and makes
-    the gradients 0, so check it before you apply them.
-    """
-    dense = [tf.cast(tf.convert_to_tensor(gradient), tf.float32) for gradient in gradients]
-    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in dense]))
-    if clip_norm is None:
-        return dense, norm
-    # tf.where, because multiplying by 1 rounds the gradients where the norm is below the limit.
-    return [tf.where(norm < clip_norm, gradient, gradient / norm * clip_norm) for gradient in dense], norm
+
+def _depth(name: str, num_layers: int) -> int:
+    """Number of a variable's layer in BEiT (`get_num_layer_for_vit` in optim_factory.py): 0 before block 0."""
+    if block := _BLOCK.match(name):
+        return int(block[1]) + 1
+    return 0 if _STEM.match(name) else num_layers + 1
 
 
 def update_variables(updates: Sequence[Update]) -> None:
@@ -160,13 +158,15 @@ def update_variables(updates: Sequence[Update]) -> None:
     tf.__internal__.distribute.interim.maybe_merge_call(merged, strategy, *(tuple(args) for _, _, args in updates))
 
 
-def _decayed(slot: tf.Variable, rate: float) -> tf.Tensor:
-    """Multiply a slot by a number in the slot's dtype, as JAX does, and return float32."""
-    return tf.cast(tf.cast(rate, slot.dtype) * slot, tf.float32)
+def clip(gradients: Sequence[tf.Tensor], clip_norm: float | None) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Scale all-reduced gradients to a global norm of at most `clip_norm`, as `optax.clip_by_global_norm` does.
 
-
-def _depth(name: str, num_layers: int) -> int:
-    """Return BEiT's number of a variable's layer (`get_num_layer_for_vit` in optim_factory.py): 0 before block 0."""
-    if block := _BLOCK.match(name):
-        return int(block[1]) + 1
-    return 0 if _STEM.match(name) else num_layers + 1
+    Returns float32 gradients and their norm before clipping. NaN stays NaN; a norm beyond float32 is infinite and makes
+    the gradients 0, so check it before you apply them.
+    """
+    dense = [tf.cast(tf.convert_to_tensor(gradient), tf.float32) for gradient in gradients]
+    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in dense]))
+    if clip_norm is None:
+        return dense, norm
+    # tf.where, because multiplying by 1 rounds the gradients where the norm is below the limit.
+    return [tf.where(norm < clip_norm, gradient, gradient / norm * clip_norm) for gradient in dense], norm

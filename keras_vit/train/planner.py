@@ -101,17 +101,15 @@ class Plan:
         return None if self.step_seconds is None else self.batch_size / self.step_seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the attributes, `total` and `images_per_second` as a dictionary that JSON can hold."""
+        """Convert the attributes, `total` and `images_per_second` to a dictionary that JSON can hold."""
         derived = {"total": self.total, "images_per_second": self.images_per_second}
         return {**dataclasses.asdict(self), **derived}
 
     def __str__(self) -> str:
-        rows = (f"{label:24}{value:>20}  {note}".rstrip() for label, value, note in self._rows())
-        return "\n".join([self._title(), *rows])
-
-    def _title(self) -> str:
         height, width = self.image_size
-        return f"{self.name} at {height}x{width}, batch {self.batch_size:,} on {self.setting}"
+        title = f"{self.name} at {height}x{width}, batch {self.batch_size:,} on {self.setting}"
+        rows = (f"{label:24}{value:>20}  {note}".rstrip() for label, value, note in self._rows())
+        return "\n".join([title, *rows])
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield (label, value, note)."""
@@ -182,7 +180,14 @@ def plan(
     one_of("precision", precision, PRECISIONS)
     one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
     check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
-    micro_batch = _micro_batch(batch_size, devices * accumulation)
+    parts = devices * accumulation
+    micro_batch, rest = divmod(batch_size, parts)
+    if rest:
+        multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
+        raise ValueError(
+            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
+            f" Received: {batch_size}"
+        )
     if not 0 < utilization <= 1 or (peak_tflops is not None and not peak_tflops > 0):
         raise ValueError(
             f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
@@ -193,11 +198,11 @@ def plan(
     cast_bytes = 0 if precision == "float32" else BYTES[precision]
     size, teacher_bytes = config.size, 0
     if teacher is not None:
-        taught_by = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
-        size = max(size[0], taught_by.size[0]), max(size[1], taught_by.size[1])
-        teacher_bytes = count(taught_by).parameters * (FLOAT32 + cast_bytes)
-        teacher_bytes += micro_batch * _activations(taught_by, BYTES[precision], remat=True)[1]
-        step_flops += batch_size * count(taught_by).flops
+        teacher_config = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
+        size = max(size[0], teacher_config.size[0]), max(size[1], teacher_config.size[1])
+        teacher_bytes = count(teacher_config).parameters * (FLOAT32 + cast_bytes)
+        teacher_bytes += micro_batch * _activations(teacher_config, BYTES[precision], remat=True)[1]
+        step_flops += batch_size * count(teacher_config).flops
     setting = {  # words, and whether they apply
         f"{devices} device{'s' * (devices > 1)}": True,
         f"{accumulation} micro-batches": accumulation > 1,
@@ -232,21 +237,9 @@ def plan(
     )
 
 
-def _micro_batch(batch_size: int, parts: int) -> int:
-    """Return how many images a device computes at once, of a batch in so many parts."""
-    micro_batch, rest = divmod(batch_size, parts)
-    if rest:
-        multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
-        raise ValueError(
-            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
-            f" Received: {batch_size}"
-        )
-    return micro_batch
-
-
 @functools.lru_cache(maxsize=64)
 def _activations(config: ViTConfig, value_bytes: int, *, remat: bool) -> tuple[int, int]:
-    """Return the bytes per image saved for the backward pass, and the bytes that a block's backward pass adds.
+    """Count the bytes per image saved for the backward pass, and those that a block's backward pass adds.
 
     A value of the compute dtype has `value_bytes`. With remat a block saves its input only, and everything else while
     it is recomputed.
@@ -267,18 +260,18 @@ def _activations(config: ViTConfig, value_bytes: int, *, remat: bool) -> tuple[i
     return saved, 3 * value_bytes * widest
 
 
-VARIABLE = "KERAS_VIT_MEMORY"  # GiB of one device that training may use, in place of the measured memory
-# Plans were up to 17 % below the memory that steps used, and up to 34 % above it (benchmarks/results/plan_check.txt).
+MEMORY_VARIABLE = "KERAS_VIT_MEMORY"  # GiB of one device that training may use, in place of the measured memory
+# Plans are estimates, so a number that is chosen leaves room, and one that is stated may be somewhat too large.
 CHOSEN_SHARE = 0.75  # of the memory, for a number that is chosen here
 WAITING_BATCHES = 4  # that the input pipeline prepares meanwhile
-OUTSIDE = 2**30  # bytes of a CPU's memory that a first step takes beside its plan: compilers, a second copy of weights
+UNPLANNED_BYTES = 2**30  # of a CPU's memory, for compilers and a second copy of the weights in the first step
 REFUSED_SHARE = 1.35  # a stated number is refused above it
 EVALUATION_BATCH = 64
-_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
+_LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
 
 
 def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int) -> Plan:
-    """Return the plan of a recipe's training step; an upper bound if the recipe freezes variables."""
+    """Plan a recipe's training step; an upper bound if the recipe freezes variables."""
     return plan(
         config,
         batch_size=recipe.batch_size,
@@ -296,7 +289,7 @@ def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = Non
 def fewest_micro_batches(
     recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int, memory: int | None
 ) -> int:
-    """Return the fewest micro-batches that fit into `memory` bytes of a device (None: no limit), or raise."""
+    """Find the fewest micro-batches that fit into `memory` bytes of a device (None: no limit), or raise."""
     images = recipe.batch_size // replicas
     numbers = [n for n in range(1, images + 1) if images % n == 0]
     for waiting in (WAITING_BATCHES, 0):  # if there is little memory, few batches will wait
@@ -312,28 +305,28 @@ def fewest_micro_batches(
 def check_memory(recipe: Recipe, planned: Plan, *, memory: int | None) -> None:
     """Raise a ValueError if a step certainly needs more memory than there is; warn if it may."""
     if memory is not None and planned.total > memory:
-        what = f"A batch of {planned.batch_size:,} with accumulation={recipe.accumulation}"
-        message = _too_large(planned, memory, what)
+        batch = f"A batch of {planned.batch_size:,} with accumulation={recipe.accumulation}"
+        message = _too_large(planned, memory, batch)
         if planned.total > REFUSED_SHARE * memory and not recipe.freeze:
             raise ValueError(message)
         warnings.warn(f"keras_vit: {message}", stacklevel=5)
 
 
 def evaluation_batch(recipe: Recipe, config: ViTConfig, *, replicas: int) -> int:
-    """Return the images per call of an evaluation, which then needs no more memory than the training step."""
+    """Number of images per call of an evaluation, which then needs no more memory than the training step."""
     planned = plan_step(recipe, config, replicas=replicas)
     images = planned.micro_batch * (planned.activations + planned.working) // planned.working
     return max(1, min(EVALUATION_BATCH, images))
 
 
 def device_memory(replicas_here: int) -> int | None:
-    """Return the bytes that one device can use: of the smallest GPU, or of this machine divided by its replicas.
+    """Memory in bytes of one device: the smallest GPU, or this machine divided by its replicas.
 
     The environment variable KERAS_VIT_MEMORY states them in GiB. None if they cannot be read (a TPU, Windows).
     """
-    if stated := os.environ.get(VARIABLE):
+    if stated := os.environ.get(MEMORY_VARIABLE):
         if not re.fullmatch(r"\d+(\.\d+)?", stated) or not float(stated):
-            raise ValueError(f"{VARIABLE} is a number of GiB above 0, such as 12. Received: {stated!r:.200}")
+            raise ValueError(f"{MEMORY_VARIABLE} is a number of GiB above 0, such as 12. Received: {stated!r:.200}")
         return int(float(stated) * 2**30)
     import tensorflow as tf
 
@@ -344,44 +337,44 @@ def device_memory(replicas_here: int) -> int | None:
 
         return min(device.memory_limit for device in device_lib.list_local_devices() if device.device_type == "GPU")
     free = free_memory()
-    return None if free is None else max(0, free - OUTSIDE) // replicas_here
+    return None if free is None else max(0, free - UNPLANNED_BYTES) // replicas_here
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that this process can still use on its machine and in its container, or None."""
+    """Memory in bytes that this process can still use on its machine and in its container, or None."""
     try:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
+        available = re.search(r"^MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        found, groups = None, []
-    free = [int(found[1]) * 1024] if found else []
+        available, groups = None, []
+    free = [int(available[1]) * 1024] if available else []
     for controllers, path in (line.split(":", 2)[1:] for line in groups):
         if controllers in ("", "memory"):
             top = root / "sys/fs/cgroup" / controllers
             folder = top / path.lstrip("/")
             groups_above = [group for group in folder.parents if group.is_relative_to(top)]
-            free += [room for group in (folder, *groups_above) for room in _rooms(group)]
+            free += [memory for group in (folder, *groups_above) for memory in _free_in_group(group)]
     return min(free, default=None)
 
 
-def _rooms(group: Path) -> list[int]:
-    """Return what a control group leaves, if it has a limit; the page cache can be taken back and does not count."""
-    rooms = []
-    for limit, usage in _LIMITS:
+def _free_in_group(group: Path) -> list[int]:
+    """Memory that a control group leaves, if it has a limit; the page cache can be taken back and does not count."""
+    free = []
+    for limit, usage in _LIMIT_FILES:
         try:
             most, used, stat = ((group / name).read_text() for name in (limit, usage, "memory.stat"))
         except OSError:
             continue
         cache = re.search(r"^(?:total_)?inactive_file (\d+)", stat, re.MULTILINE)
         if most.strip() != "max":
-            rooms.append(max(0, int(most) - int(used) + int(cache[1] if cache else 0)))
-    return rooms
+            free.append(max(0, int(most) - int(used) + int(cache[1] if cache else 0)))
+    return free
 
 
-def _too_large(planned: Plan, memory: int, what: str) -> str:
+def _too_large(planned: Plan, memory: int, batch: str) -> str:
     height, width = planned.image_size
     return (
-        f"{what} of {height}x{width} pixels needs about {byte_size(planned.total)} of memory by plan, and there are "
+        f"{batch} of {height}x{width} pixels needs about {byte_size(planned.total)} of memory by plan, and there are "
         f"{byte_size(memory)}. Set accumulation='auto', remat=true, precision=mixed_bfloat16, a smaller batch_size, "
-        f"image_size or model; or set {VARIABLE} to the GiB that training may use"
+        f"image_size or model; or set {MEMORY_VARIABLE} to the GiB that training may use"
     )

@@ -33,8 +33,8 @@ USUAL_SIZE = 224  # pixels of pre-training: images are not enlarged far beyond t
 SIZED_IMAGES = 16  # whose sizes are read
 
 Model: TypeAlias = VisionTransformer | DenseModel
-Source: TypeAlias = ResolvedModel | ViTConfig | Model  # what a run begins with
-Say: TypeAlias = Callable[[str], None]  # prints a line
+Source: TypeAlias = ResolvedModel | ViTConfig | Model  # the beginning of a run
+PrintLine: TypeAlias = Callable[[str], None]
 
 
 def choose_model(
@@ -42,7 +42,7 @@ def choose_model(
     model: str | os.PathLike[str] | ViTConfig | VisionTransformer | DenseModel,
     weights: str | os.PathLike[str] | None = None,
 ) -> Source:
-    """Find what `model` stands for, as `train.run` does."""
+    """Resolve the argument `model` of `train.run`; a name or a path is loaded later."""
     if isinstance(model, ViTConfig | Model):
         if weights is not None:
             raise ValueError(
@@ -50,137 +50,6 @@ def choose_model(
             )
         return model
     return resolve(model, weights, default="default" if recipe.start == "pretrained" else None)
-
-
-def load_model(recipe: Recipe, model: Source) -> Model:
-    """Return the model that training begins with: loaded, new with random weights, or `model` itself."""
-    if isinstance(model, Model):
-        return model
-    keras.utils.set_random_seed(recipe.seed % 2**32)  # so that the same random weights are drawn every time
-    if isinstance(model, ViTConfig):
-        return VisionTransformer(model, dtype="float32")
-    with warnings.catch_warnings():  # recipe and data decide which size is trained
-        warnings.filterwarnings("ignore", message=".*is loaded for images of")
-        return load_any(model, dtype="float32")
-
-
-def fit_length(recipe: Recipe, data: Data, *, replicas: int, say: Say) -> Recipe:
-    """Return the recipe with a batch and a number of steps that suit few images, unless the user states them."""
-    count = data.training_split().count
-    changes: dict[str, Any] = {}
-    if recipe.batch_size > count and not recipe.is_stated("batch_size"):
-        unit = replicas * (1 if recipe.accumulation == "auto" else recipe.accumulation)
-        changes["batch_size"] = unit * 2 ** int(log2(max(count / unit, 1)))
-    steps = ceil(MOST_PASSES * count / changes.get("batch_size", recipe.batch_size))
-    if count < FEW_IMAGES and (recipe.steps or 0) > steps and not recipe.is_stated("steps"):
-        changes["steps"] = steps
-    if not changes:
-        return recipe
-    chosen = ", ".join(f"{name} {value:,} in place of {getattr(recipe, name):,}" for name, value in changes.items())
-    options = " and ".join(f"--set {name}=N" for name in changes)
-    say(f"{count:,} training images of {data.num_classes:,} classes: {chosen}. To choose: {options}")
-    return recipe.replace(**changes)
-
-
-def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, say: Say) -> Recipe:
-    """Return the recipe with a size that suits images smaller than the model's, unless recipe or user states one.
-
-    The user states the size of a config or a model, but not that of a name or a file.
-    """
-    side = min(config.size)
-    is_chosen = recipe.image_size is not None or recipe.is_stated("image_size") or not isinstance(model, ResolvedModel)
-    if is_chosen or not USUAL_SIZE < side == max(config.size):
-        return recipe
-    split = data.training_split()
-    chosen = np.unique(np.linspace(0, split.count - 1, SIZED_IMAGES).astype(np.int64))
-    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
-        sides = [min(decode(each["image"]).shape[:2]) for each in split.iterate_once(only=chosen)]
-    if not sides:  # none of these can be decoded
-        return recipe
-    of_images = int(np.median(sides))
-    smaller = USUAL_SIZE * max(1, round(of_images / USUAL_SIZE))
-    if smaller > 0.75 * side:
-        return recipe
-    say(f"images have about {of_images} pixels a side: trained at {smaller}, not at {side}. To choose: --image-size N")
-    return recipe.replace(image_size=smaller)
-
-
-def check_task(recipe: Recipe, source: Model, data: Data) -> Model:
-    """Return the model, with the recipe's head if maps need one; raise a ValueError if it is not for the data."""
-    task = data.task
-    has_maps = isinstance(task, Segmentation | Depth)
-    if has_maps and isinstance(source, VisionTransformer) and recipe.head is not None:
-        keras.utils.set_random_seed(recipe.seed % 2**32)
-        if isinstance(task, Depth):
-            source = depth(source, head=recipe.head, max_depth=recipe.max_depth)
-        else:
-            source = segmenter(source, data.num_classes, head=recipe.head, labels=data.class_names)
-    if (recipe.objective == "masked_patch" or recipe.has_teacher) and isinstance(source, VisionTransformer):
-        return source
-    check_kind(data, source.task)
-    if recipe.objective not in task.OBJECTIVES:
-        raise ValueError(
-            f"objective must be one of {list(task.OBJECTIVES)} for {task.NAME}. Received: {recipe.objective!r}"
-        )
-    if has_maps and (recipe.mixup or recipe.shift or recipe.randaugment_layers):
-        raise ValueError("mixup, shift and randaugment_layers must be 0 for maps, which they would not move")
-    return source
-
-
-def match_head(recipe: Recipe, task: Task | ViTConfig, data: Data) -> tuple[Recipe, Data]:
-    """Return the recipe with `reset_head` decided, and the data with the class numbers of a head that is kept.
-
-    A head for another number of classes is never kept. Raises a ValueError if one should be kept for other classes.
-    """
-    if not recipe.trains_head or recipe.reset_head is True:
-        return recipe, data
-    is_auto = recipe.reset_head == "auto"
-    keeps_head = task.num_classes == data.num_classes and not is_auto
-    has_names = are_comparable(task.labels, task.num_classes, data.class_names)
-    if has_names and task.num_classes == data.num_classes:
-        try:
-            data, keeps_head = match_data(data, task.labels, task.num_classes), True
-        except ValueError:
-            if not is_auto:
-                raise
-    return recipe.replace(reset_head=is_auto and not keeps_head), data
-
-
-def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names: Sequence[str] | None = None) -> Model:
-    """Return a new model with the source's weights and the recipe's changes. Call it in the scope of a strategy.
-
-    If `num_classes` of the data is not the source's, a head of zeros with `class_names` replaces the source's; a head
-    without names that is kept gets them.
-    """
-    layers = source._flatten_layers()
-    if special := [part.path for part in layers if hasattr(part, "lora_kernel_a")]:
-        raise ValueError(
-            "A recipe trains weights without LoRA; model.fit trains LoRA, model.with_config(model.config) adds its "
-            f"updates to kernels. Received: a model with LoRA: {special[:3]}"
-        )
-    config = source.config
-    if isinstance(source, DenseModel):
-        keras.utils.set_random_seed(recipe.seed % 2**32)
-        source = source.with_config(config.replace(**recipe.config_changes(config)), dtype=recipe.precision)
-        if recipe.reset_head or source.head.num_classes != num_classes:
-            head = source.head.replace(num_classes=num_classes, labels=tuple(class_names) if class_names else None)
-            return DenseModel(source.backbone, head, name=source.name)
-        return source
-    labels = tuple(class_names) if class_names else None
-    changes: dict[str, Any] = {}
-    if not recipe.trains_head:
-        changes = {"num_classes": 0, "representation_size": None}
-    elif recipe.reset_head or config.num_classes != num_classes:
-        changes = {"num_classes": num_classes, "labels": labels}
-    elif labels and not are_comparable(config.labels, num_classes, labels):
-        changes = {"labels": labels}
-    if recipe.objective == "softmax":
-        changes["probabilities"] = "softmax"
-    if recipe.reset_head:
-        changes["representation_size"] = None
-    target = config.replace(**changes | recipe.config_changes(config))
-    keras.utils.set_random_seed(recipe.seed % 2**32)
-    return source.with_config(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())
 
 
 def build_state(
@@ -191,26 +60,26 @@ def build_state(
     *,
     teacher: Teacher | None = None,
     out: str | os.PathLike[str] | None,
-    say: Say,
+    print_line: PrintLine,
 ) -> tuple[TrainState, Data]:
-    """Load the model and create what changes during training; return it, and the data with a kept head's class numbers.
+    """Load the model and create the state of the training; return it, and the data with a kept head's class numbers.
 
-    No file is written. A run in the folder `out` keeps its number of micro-batches. `say` prints a line.
+    No file is written. A run in the folder `out` keeps its number of micro-batches.
     """
     _check_devices(recipe, devices)
     source = check_task(recipe, load_model(recipe, model), data)
-    recipe = fit_size(recipe, model, source.config, data, say=say)
-    recipe = fit_length(recipe, data, replicas=devices.num_replicas_in_sync, say=say)
+    recipe = fit_size(recipe, model, source.config, data, print_line=print_line)
+    recipe = fit_length(recipe, data, replicas=devices.num_replicas_in_sync, print_line=print_line)
     total = recipe.resolved_steps(data.training_split().count)
     recipe, data = match_head(recipe, source.task, data)
     with devices.scope():
         adapted = adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
-        placed = teacher.placed(recipe) if teacher else None
-        if placed:
-            check_student(adapted, placed, recipe)
-        configs = (adapted.config, placed.config if placed else None)
-        recipe = _fit_memory(recipe, configs, devices, out=out, total=total, say=say)
-        state = TrainState(recipe, adapted, total_steps=total, teacher=placed, has_labels=data.is_labelled)
+        network = teacher.copy_model(recipe) if teacher else None
+        if network:
+            check_student(adapted, network, recipe)
+        configs = (adapted.config, network.config if network else None)
+        recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
+        state = TrainState(recipe, adapted, total_steps=total, teacher=network, has_labels=data.is_labelled)
     _warn_long_average(recipe, total)
     return state, data
 
@@ -232,6 +101,138 @@ def _check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
         )
 
 
+def load_model(recipe: Recipe, model: Source) -> Model:
+    """Load the model that training begins with, create it with random weights, or take `model` itself."""
+    if isinstance(model, Model):
+        return model
+    keras.utils.set_random_seed(recipe.seed % 2**32)  # so that the same random weights are drawn every time
+    if isinstance(model, ViTConfig):
+        return VisionTransformer(model, dtype="float32")
+    with warnings.catch_warnings():  # recipe and data decide which size is trained
+        warnings.filterwarnings("ignore", message=".*is loaded for images of")
+        return load_any(model, dtype="float32")
+
+
+def check_task(recipe: Recipe, source: Model, data: Data) -> Model:
+    """Add the recipe's head to a model if maps need one; raise a ValueError if it is not for the data."""
+    task = data.task
+    has_maps = isinstance(task, Segmentation | Depth)
+    if has_maps and isinstance(source, VisionTransformer) and recipe.head is not None:
+        keras.utils.set_random_seed(recipe.seed % 2**32)
+        if isinstance(task, Depth):
+            source = depth(source, head=recipe.head, max_depth=recipe.max_depth)
+        else:
+            source = segmenter(source, data.num_classes, head=recipe.head, labels=data.class_names)
+    if (recipe.objective == "masked_patch" or recipe.has_teacher) and isinstance(source, VisionTransformer):
+        return source
+    check_kind(data, source.task)
+    if recipe.objective not in task.OBJECTIVES:
+        raise ValueError(
+            f"objective must be one of {list(task.OBJECTIVES)} for {task.NAME}. Received: {recipe.objective!r}"
+        )
+    if has_maps and (recipe.mixup or recipe.shift or recipe.randaugment_layers):
+        raise ValueError("mixup, shift and randaugment_layers must be 0 for maps, which they would not move")
+    return source
+
+
+def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, print_line: PrintLine) -> Recipe:
+    """Choose a size that suits images smaller than the model's, unless recipe or user states one.
+
+    The user states the size of a config or a model, but not that of a name or a file.
+    """
+    side = min(config.size)
+    is_chosen = recipe.image_size is not None or recipe.is_stated("image_size") or not isinstance(model, ResolvedModel)
+    if is_chosen or not USUAL_SIZE < side == max(config.size):
+        return recipe
+    split = data.training_split()
+    chosen = np.unique(np.linspace(0, split.count - 1, SIZED_IMAGES).astype(np.int64))
+    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
+        sides = [min(decode(example["image"]).shape[:2]) for example in split.iterate_once(only=chosen)]
+    if not sides:  # none of these can be decoded
+        return recipe
+    typical_side = int(np.median(sides))
+    smaller = USUAL_SIZE * max(1, round(typical_side / USUAL_SIZE))
+    if smaller > 0.75 * side:
+        return recipe
+    print_line(
+        f"images have about {typical_side} pixels a side: trained at {smaller}, not at {side}. "
+        "To choose: --image-size N"
+    )
+    return recipe.replace(image_size=smaller)
+
+
+def fit_length(recipe: Recipe, data: Data, *, replicas: int, print_line: PrintLine) -> Recipe:
+    """Choose a batch and a number of steps that suit few images, unless the user states them."""
+    count = data.training_split().count
+    changes: dict[str, Any] = {}
+    if recipe.batch_size > count and not recipe.is_stated("batch_size"):
+        unit = replicas * (1 if recipe.accumulation == "auto" else recipe.accumulation)
+        changes["batch_size"] = unit * 2 ** int(log2(max(count / unit, 1)))
+    steps = ceil(MOST_PASSES * count / changes.get("batch_size", recipe.batch_size))
+    if count < FEW_IMAGES and (recipe.steps or 0) > steps and not recipe.is_stated("steps"):
+        changes["steps"] = steps
+    if not changes:
+        return recipe
+    chosen = ", ".join(f"{name} {value:,} in place of {getattr(recipe, name):,}" for name, value in changes.items())
+    options = " and ".join(f"--set {name}=N" for name in changes)
+    print_line(f"{count:,} training images of {data.num_classes:,} classes: {chosen}. To choose: {options}")
+    return recipe.replace(**changes)
+
+
+def match_head(recipe: Recipe, task: Task | ViTConfig, data: Data) -> tuple[Recipe, Data]:
+    """Decide `reset_head` of the recipe, and give the data the class numbers of a head that is kept.
+
+    A head for another number of classes is never kept. Raises a ValueError if one should be kept for other classes.
+    """
+    if not recipe.trains_head or recipe.reset_head is True:
+        return recipe, data
+    is_auto = recipe.reset_head == "auto"
+    keeps_head = task.num_classes == data.num_classes and not is_auto
+    has_names = are_comparable(task.labels, task.num_classes, data.class_names)
+    if has_names and task.num_classes == data.num_classes:
+        try:
+            data, keeps_head = match_data(data, task.labels, task.num_classes), True
+        except ValueError:
+            if not is_auto:
+                raise
+    return recipe.replace(reset_head=is_auto and not keeps_head), data
+
+
+def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names: Sequence[str] | None = None) -> Model:
+    """Create a model with the source's weights and the recipe's changes. Call it in the scope of a strategy.
+
+    If `num_classes` of the data is not the source's, a head of zeros with `class_names` replaces the source's; a head
+    without names that is kept gets them.
+    """
+    layers = source._flatten_layers()
+    if special := [part.path for part in layers if hasattr(part, "lora_kernel_a")]:
+        raise ValueError(
+            "A recipe trains weights without LoRA; model.fit trains LoRA, model.with_config(model.config) adds its "
+            f"updates to kernels. Received: a model with LoRA: {special[:3]}"
+        )
+    keras.utils.set_random_seed(recipe.seed % 2**32)
+    config, labels = source.config, tuple(class_names) if class_names else None
+    if isinstance(source, DenseModel):
+        source = source.with_config(config.replace(**recipe.config_changes(config)), dtype=recipe.precision)
+        if recipe.reset_head or source.head.num_classes != num_classes:
+            head = source.head.replace(num_classes=num_classes, labels=labels)
+            return DenseModel(source.backbone, head, name=source.name)
+        return source
+    changes: dict[str, Any] = {}
+    if not recipe.trains_head:
+        changes = {"num_classes": 0, "representation_size": None}
+    elif recipe.reset_head or config.num_classes != num_classes:
+        changes = {"num_classes": num_classes, "labels": labels}
+    elif labels and not are_comparable(config.labels, num_classes, labels):
+        changes = {"labels": labels}
+    if recipe.objective == "softmax":
+        changes["probabilities"] = "softmax"
+    if recipe.reset_head:
+        changes["representation_size"] = None
+    target = config.replace(**changes | recipe.config_changes(config))
+    return source.with_config(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())
+
+
 def _fit_memory(
     recipe: Recipe,
     configs: tuple[ViTConfig, ViTConfig | None],
@@ -239,36 +240,30 @@ def _fit_memory(
     *,
     out: str | os.PathLike[str] | None,
     total: int,
-    say: Say,
+    print_line: PrintLine,
 ) -> Recipe:
-    """Return the recipe with a number of micro-batches, after a check that they fit; `configs`: model and teacher."""
-    found = newest(f"{plain_path(out)}/checkpoints") if out is not None else None
-    replicas, room = devices.num_replicas_in_sync, planner.device_memory(strategies.local_replicas(devices))
+    """Choose the number of micro-batches and check that they fit; `configs` are of the model and its teacher."""
+    checkpoint = newest(f"{plain_path(out)}/checkpoints") if out is not None else None
+    replicas, memory = devices.num_replicas_in_sync, planner.device_memory(strategies.local_replicas(devices))
     is_auto = recipe.accumulation == "auto"
     if is_auto:
-        saved = found[1]["facts"].get("recipe") if found else None
+        saved = checkpoint[1]["facts"].get("recipe") if checkpoint else None
         number: Any = saved.get("accumulation") if isinstance(saved, dict) else None
         if not is_count(number, least=1) or recipe.batch_size % (replicas * number):
-            number = planner.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=room)
+            number = planner.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=memory)
         recipe = recipe.replace(accumulation=strategies.largest(number, devices))
-    if found and found[1]["step"] >= total:
+    if checkpoint and checkpoint[1]["step"] >= total:
         return recipe  # the run is finished: nothing has to fit
     planned = planner.plan_step(recipe, *configs, replicas=replicas)
-    planner.check_memory(recipe, planned, memory=room)
+    planner.check_memory(recipe, planned, memory=memory)
     if is_auto and planned.micro_batch * replicas < recipe.batch_size:
-        of = f" of {byte_size(room)}" if room is not None else ""
-        each = f" on each of {replicas} devices" if replicas > 1 else ""
-        say(
+        limit = f" of {byte_size(memory)}" if memory is not None else ""
+        where = f" on each of {replicas} devices" if replicas > 1 else ""
+        print_line(
             f"batch {recipe.batch_size:,} is computed as {recipe.accumulation} micro-batches of {planned.micro_batch}"
-            f"{each}: {byte_size(planned.total)}{of}"
+            f"{where}: {byte_size(planned.total)}{limit}"
         )
     return recipe
-
-
-def changes_length(recipe: Recipe) -> bool:
-    """Return whether the run has another length than its recipe's file, and so another warm-up that nobody stated."""
-    changed = recipe.changed or frozenset()
-    return bool(changed & {"steps", "epochs"}) and not changed & {"warmup_steps", "warmup_fraction"}
 
 
 def _warn_long_average(recipe: Recipe, total: int) -> None:

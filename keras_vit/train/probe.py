@@ -6,7 +6,7 @@ The features are the variables of the run's checkpoints, so that a run that was 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,25 +23,27 @@ from keras_vit.train.data.split import Data
 from keras_vit.train.evaluation import distribute_batches, replicate
 from keras_vit.train.few_shots import LeastSquares, cross_validate, feature_collector
 from keras_vit.train.log_files import Log
-from keras_vit.train.loop import NAMES, Stop, in_thread
+from keras_vit.train.loop import TRAINING_NAMES, Stop, in_thread
+from keras_vit.train.prepare import PrintLine
 
 LAYER = "pre_logits"  # the head's input
 # Fields that a probe reads, and those that the commands change for every recipe.
-USED = {"optimizer", "linear_probe", "batch_size", "image_size", "config", "precision", "seed", "checkpoint_minutes"}
-USED |= {"keep", "start", "accumulation", "reset_head"}
+USED_FIELDS = {"optimizer", "linear_probe", "batch_size", "image_size", "config", "precision", "seed"}
+USED_FIELDS |= {"checkpoint_minutes", "keep", "start", "accumulation", "reset_head"}
 
 
 class Probe:
     """The state of a probe in memory: a model with a head of zeros, and the features that are computed."""
 
     def __init__(
-        self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, say: Callable[[str], None]
+        self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, print_line: PrintLine
     ) -> None:
         _check(recipe, data, devices)
         source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
         if not isinstance(source, VisionTransformer):
             raise ValueError(f"optimizer='least_squares' needs a VisionTransformer. Received: {source.name!r}, of maps")
-        self.recipe = prepare.fit_size(recipe, model, source.config, data, say=say).replace(reset_head=True)
+        recipe = recipe.replace(reset_head=True)
+        self.recipe = prepare.fit_size(recipe, model, source.config, data, print_line=print_line)
         self.model: VisionTransformer = prepare.adapt_model(
             self.recipe, source, num_classes=data.num_classes, class_names=data.class_names
         )
@@ -63,15 +65,15 @@ class Probe:
         return {"done": self._done, "features": self._features}
 
     def fingerprint(self) -> str:
-        """Return a hash of the weights that the features depend on."""
+        """Hash of the weights that the features depend on."""
         return hash_weights(weight for weight in self.model.weights if not weight.path.startswith("head/"))[:16]
 
     def run(
-        self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, say: Callable[[str], None], show: bool
+        self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, print_line: PrintLine, show: bool
     ) -> dict[str, Any]:
         """Compute the features that are missing and fit the head; return the fields of a `Result`."""
         speed = self.compute(checkpoints, stop, show=show)
-        metrics, history = ({}, []) if speed is None else self.fit(say)
+        metrics, history = ({}, []) if speed is None else self.fit(print_line)
         for line in history:
             if log:
                 log.write(**line)
@@ -131,7 +133,7 @@ class Probe:
                 yield offset + split.count, None
             offset += split.count
 
-    def fit(self, say: Callable[[str], None]) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    def fit(self, print_line: PrintLine) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
         classes = self._data.num_classes
         # A run that continues does not know yet which images the earlier process left out.
@@ -143,9 +145,9 @@ class Probe:
             raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
         if not np.isfinite(train).all():
             raise ValueError("The model must compute finite features. Received: NaN or infinity")
-        found = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
-        best = min(found, key=lambda each: each.loss)
-        say(
+        candidates = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
+        best = min(candidates, key=lambda candidate: candidate.loss)
+        print_line(
             f"regularisation {best.strength:g} for each image: accuracy {best.accuracy:.4f} on the fifths of the "
             "training images that the fits had not seen"
         )
@@ -153,8 +155,8 @@ class Probe:
         head, task = self.model.get_layer("head"), self.model.task
         head.set_weights([best.scale * kernel, best.scale * bias])
         history: list[dict[str, Any]] = [
-            {"step": number, **{f"fold_{name}": value for name, value in each._asdict().items()}}
-            for number, each in enumerate(found, 1)
+            {"step": number, **{f"fold_{name}": value for name, value in candidate._asdict().items()}}
+            for number, candidate in enumerate(candidates, 1)
         ]
         if not len(held_out):
             return {}, history
@@ -162,14 +164,14 @@ class Probe:
         targets = task.targets(tf.constant(held_out_labels))
         sums = task.sums(logits, targets, np.ones(len(held_out), np.float32))
         means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
-        metrics = {NAMES.get(name, name): value for name, value in means.items()}
-        history.append({"step": len(found), **{f"evaluation_{name}": value for name, value in metrics.items()}})
+        metrics = {TRAINING_NAMES.get(name, name): value for name, value in means.items()}
+        history.append({"step": len(candidates), **{f"evaluation_{name}": value for name, value in metrics.items()}})
         return metrics, history
 
 
 def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
     """Raise a ValueError for fields that a probe would ignore, and for data and devices that it does not take."""
-    ignored = sorted((recipe.changed or set()) - USED)
+    ignored = sorted((recipe.changed or set()) - USED_FIELDS)
     if ignored:
         raise ValueError(
             f"optimizer='least_squares' computes each image once and solves for the head: it has no use for {ignored}. "

@@ -7,53 +7,22 @@ clips before the sum, repeats dropout masks on every replica, and does not accum
 import fnmatch
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
-from keras_vit.model.layers.runtime import Compiler, fuse_with
+from keras_vit.model.layers.runtime import Compiler, fuse_with, random_scope
+from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train import distill, masked_patch
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.objective import Objective, supervised
 from keras_vit.train.optimizer import Optimizer, clip, update_variables
 
-
-def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:
-    """Return what XLA compiles, for a recipe's `xla`: the whole step, its pieces between products, or nothing."""
-    if isinstance(strategy, tf.distribute.TPUStrategy) or not xla:  # a TPU compiles everything anyway
-        return "nothing"
-    return "pieces" if xla == "auto" and not tf.config.list_logical_devices("GPU") else "step"
-
-
-def piece_compiler() -> Compiler:
-    """Return a function that compiles a function of tensors and its gradient, once for the same settings.
-
-    Only the inputs of the function are kept for gradient(upstream, *tensors); without one it is computed again.
-    """
-
-    @functools.cache
-    def compiled(
-        function: Callable[..., Any], *, gradient: Callable[..., Any] | None = None, **settings: Any
-    ) -> Callable[..., Any]:
-        bound = functools.partial(function, **settings)
-
-        def recomputed(upstream: Any, *tensors: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(tensors)
-                output = bound(*tensors)
-            return tape.gradient(output, tensors, upstream)
-
-        forward = tf.function(bound, jit_compile=True)
-        backward = tf.function(functools.partial(gradient, **settings) if gradient else recomputed, jit_compile=True)
-
-        @tf.custom_gradient
-        def with_gradient(*tensors: Any) -> Any:
-            return forward(*tensors), lambda upstream: backward(upstream, *tensors)
-
-        return with_gradient
-
-    return compiled
+Batch: TypeAlias = dict[str, Any]
+# (model, batch, seed) -> the loss of every image and further metrics of every image, each float32 (batch,).
+Objective: TypeAlias = Callable[[Any, Batch, Any], tuple[Any, dict[str, Any]]]
+# Gradients in the order of the variables; float32 (n,), loss and metrics as shares of the whole batch's means.
+Gradients: TypeAlias = tuple[list[Any], Any]
 
 
 class TrainState:
@@ -74,7 +43,7 @@ class TrainState:
         self.total_steps = total_steps
         self.whole_model: Any = model  # with the layers that the objective adds
         self.objective: Objective
-        self.metrics: tuple[str, ...]  # names of what the objective returns beside the loss, and is logged
+        self.metrics: tuple[str, ...]  # names of the values of the objective beside the loss, which are logged
         if recipe.objective == "masked_patch":
             self.whole_model = masked_patch.MaskedPatchModel(model)
             self.objective, self.metrics = masked_patch.objective(remat=recipe.remat), ("accuracy",)
@@ -122,7 +91,7 @@ class TrainState:
         }
 
     def is_finite(self) -> bool:
-        """Return whether every number that a checkpoint would hold is finite."""
+        """Whether every number that a checkpoint would hold is finite."""
         return all(bool(tf.reduce_all(tf.math.is_finite(v))) for v in self.variables.values() if v.dtype.is_floating)
 
     def copy_to(self, model: VisionTransformer) -> None:
@@ -132,15 +101,15 @@ class TrainState:
 
 
 def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
-    """Return the variables that the recipe trains; raise ValueError for a `freeze` pattern that matches none."""
+    """Choose the variables that the recipe trains; raise ValueError for a `freeze` pattern that matches none."""
     paths = [v.path for v in model.weights]
     matches = {pattern: fnmatch.filter(paths, pattern) for pattern in recipe.freeze}
-    frozen = {path for found in matches.values() for path in found}
+    frozen = {path for matched in matches.values() for path in matched}
     trained = [v for v in model.trainable_variables if v.path not in frozen]
     if recipe.linear_probe:
         heads = getattr(model, "head_layers", HEADS)
         trained = [v for v in trained if v.path.split("/")[0] in heads]
-    unused = [pattern for pattern, found in matches.items() if not found]
+    unused = [pattern for pattern, matched in matches.items() if not matched]
     if unused or not trained:
         wrong = f"freeze matches no variable with {unused}" if unused else "no variable is left to train"
         raise ValueError(
@@ -150,14 +119,15 @@ def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
     return trained
 
 
-Batch = dict[str, Any]
-# Gradients in the order of the variables; float32 (n,), loss and metrics as shares of the whole batch's means.
-Gradients = tuple[list[Any], Any]
+def supervised(task: Task, kind: str, *, label_smoothing: float = 0.0, remat: bool = False) -> Objective:
+    """Make the objective of `Task.losses`; `remat` recomputes encoder blocks for their gradient."""
 
+    def objective(model: Any, batch: Batch, seed: Any) -> tuple[Any, dict[str, Any]]:
+        with random_scope(seed, remat=remat):
+            output = model(batch["image"], training=True)
+        return task.losses(output, batch["label"], kind=kind, label_smoothing=label_smoothing)
 
-def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of what a call of the training step returns, in order, from those of the task's metrics."""
-    return ("loss", *metrics, "gradient_norm", "stop")
+    return objective
 
 
 def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
@@ -197,41 +167,6 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
     return train_step
 
 
-def accumulate(
-    gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int, interrupt: Any = 0
-) -> Gradients:
-    """Sum the gradients of `count` micro-batches, one at a time in memory; `count` divides the number of images.
-
-    Outside of XLA, a variable `interrupt` that is no longer 0 before a micro-batch ends the step with an error.
-    """
-    if count == 1:
-        return gradients(batch, seed)
-    split = {name: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for name, x in batch.items()}
-
-    def of_micro_batch(k: Any) -> Gradients:
-        return gradients({name: x[k] for name, x in split.items()}, tf.random.experimental.stateless_fold_in(seed, k))
-
-    def add(k: Any, sums: Gradients) -> tuple[Any, Gradients]:
-        with tf.control_dependencies([tf.debugging.Assert(tf.equal(interrupt, 0), ["The step was interrupted"])]):
-            number = tf.identity(k)
-        return k + 1, tf.nest.map_structure(tf.add, sums, of_micro_batch(number))
-
-    # The first micro-batch stays outside of the loop: TensorFlow rounds the operations of a loop differently, so that
-    # without XLA a run would no longer continue bit for bit from checkpoints of earlier versions.
-    first = of_micro_batch(tf.constant(0))
-    # Without these two limits TensorFlow computes several micro-batches at once, each with its own activations.
-    with tf.control_dependencies(tf.nest.flatten(first)):
-        start = tf.identity(tf.constant(1))
-    return tf.while_loop(lambda k, _: k < count, add, (start, first), parallel_iterations=1)[1]
-
-
-def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
-    """Return the seed of a replica in a step, int32 (2,). Both are counted from 0."""
-    seed = tf.constant([recipe.seed % 2**31, 0], tf.int32)
-    seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(step, tf.int32))
-    return tf.random.experimental.stateless_fold_in(seed, replica)
-
-
 def _replica_step(
     state: TrainState,
     replicas: int,
@@ -251,6 +186,41 @@ def _replica_step(
     *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
     norm = apply(gradients, step)
     return tf.stack([*tf.unstack(sums), norm, stop])
+
+
+def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
+    """Seed of a replica in a step, int32 (2,). Both are counted from 0."""
+    seed = tf.constant([recipe.seed % 2**31, 0], tf.int32)
+    seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(step, tf.int32))
+    return tf.random.experimental.stateless_fold_in(seed, replica)
+
+
+def accumulate(
+    gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int, interrupt: Any = 0
+) -> Gradients:
+    """Sum the gradients of `count` micro-batches, one at a time in memory; `count` divides the number of images.
+
+    Outside of XLA, a variable `interrupt` that is no longer 0 before a micro-batch ends the step with an error.
+    """
+    if count == 1:
+        return gradients(batch, seed)
+    split = {name: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for name, x in batch.items()}
+
+    def micro_batch_gradients(k: Any) -> Gradients:
+        return gradients({name: x[k] for name, x in split.items()}, tf.random.experimental.stateless_fold_in(seed, k))
+
+    def add(k: Any, sums: Gradients) -> tuple[Any, Gradients]:
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(interrupt, 0), ["The step was interrupted"])]):
+            number = tf.identity(k)
+        return k + 1, tf.nest.map_structure(tf.add, sums, micro_batch_gradients(number))
+
+    # The first micro-batch stays outside of the loop: TensorFlow rounds the operations of a loop differently, so that
+    # without XLA a run would no longer continue bit for bit from checkpoints of earlier versions.
+    first = micro_batch_gradients(tf.constant(0))
+    # Without these two limits TensorFlow computes several micro-batches at once, each with its own activations.
+    with tf.control_dependencies(tf.nest.flatten(first)):
+        start = tf.identity(tf.constant(1))
+    return tf.while_loop(lambda k, _: k < count, add, (start, first), parallel_iterations=1)[1]
 
 
 def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
@@ -277,3 +247,45 @@ def _apply(state: TrainState, gradients: list[Any], step: Any) -> Any:
 
 def _move_average(share: float, average: tf.Variable, value: Any) -> Any:
     return average.assign_sub(share * (average - value))
+
+
+def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Names of the values that a call of the training step returns, in order; `metrics` are the task's."""
+    return ("loss", *metrics, "gradient_norm", "stop")
+
+
+def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:
+    """Part that XLA compiles by a recipe's `xla`: the step, the pieces between matrix products, or nothing."""
+    if isinstance(strategy, tf.distribute.TPUStrategy) or not xla:  # a TPU compiles everything anyway
+        return "nothing"
+    return "pieces" if xla == "auto" and not tf.config.list_logical_devices("GPU") else "step"
+
+
+def piece_compiler() -> Compiler:
+    """Make a function that compiles a function of tensors and its gradient, once for the same settings.
+
+    Only the inputs of the function are kept for gradient(upstream, *tensors); without one it is computed again.
+    """
+
+    @functools.cache
+    def compiled(
+        function: Callable[..., Any], *, gradient: Callable[..., Any] | None = None, **settings: Any
+    ) -> Callable[..., Any]:
+        bound = functools.partial(function, **settings)
+
+        def recomputed(upstream: Any, *tensors: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(tensors)
+                output = bound(*tensors)
+            return tape.gradient(output, tensors, upstream)
+
+        forward = tf.function(bound, jit_compile=True)
+        backward = tf.function(functools.partial(gradient, **settings) if gradient else recomputed, jit_compile=True)
+
+        @tf.custom_gradient
+        def with_gradient(*tensors: Any) -> Any:
+            return forward(*tensors), lambda upstream: backward(upstream, *tensors)
+
+        return with_gradient
+
+    return compiled

@@ -17,7 +17,7 @@ _CONNECTED: dict[str, tf.distribute.Strategy] = {}  # by this machine's address:
 
 
 def strategy(name: str = "auto") -> tf.distribute.Strategy:
-    """Return the strategy of tf.distribute for a name. Call it before TensorFlow runs anything else.
+    """Choose the strategy of tf.distribute by name. Call it before TensorFlow runs anything else.
 
     Args:
         name: "one": the default device. "mirrored": every GPU of this machine (without any, every logical CPU).
@@ -69,12 +69,12 @@ def check_backend() -> None:
 
 
 def has_workers(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether several processes train together."""
+    """Whether several processes train together."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether this process is the one that writes files."""
+    """Whether this process is the one that writes files."""
     resolver = strategy.cluster_resolver
     if not has_workers(strategy) or resolver is None:
         return True
@@ -83,7 +83,7 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 def local_replicas(strategy: tf.distribute.Strategy) -> int:
-    """Return the number of replicas of this process."""
+    """Number of replicas of this process."""
     resolver = strategy.cluster_resolver
     if not has_workers(strategy) or resolver is None:
         return int(strategy.num_replicas_in_sync)
@@ -92,15 +92,15 @@ def local_replicas(strategy: tf.distribute.Strategy) -> int:
 
 
 def largest(number: int, strategy: tf.distribute.Strategy) -> int:
-    """Return the largest of the workers' numbers; all of them call this."""
+    """Largest of the workers' numbers; all of them call this."""
     if not has_workers(strategy):
         return number
 
     def gather() -> Any:
         return tf.distribute.get_replica_context().all_gather(tf.constant([number]), axis=0)
 
-    found = tf.function(lambda: strategy.run(gather))()  # outside of a tf.function TensorFlow warns that this is slow
-    return int(max(strategy.experimental_local_results(found)[0]))
+    numbers = tf.function(lambda: strategy.run(gather))()  # outside of a tf.function TensorFlow warns that this is slow
+    return int(max(strategy.experimental_local_results(numbers)[0]))
 
 
 def _detect() -> str:
@@ -112,7 +112,7 @@ def _detect() -> str:
 
 
 def _addresses(text: str) -> list[Any]:
-    """Return the addresses of all machines in the JSON of TF_CONFIG."""
+    """Read the addresses of all machines from the JSON of TF_CONFIG."""
     try:
         cluster = json.loads(text).get("cluster", {})
         return [*cluster.get("chief", []), *cluster.get("worker", [])]
@@ -121,7 +121,7 @@ def _addresses(text: str) -> list[Any]:
 
 
 def _check_workers() -> str:
-    """Return this machine's address in TF_CONFIG, or raise a ValueError if that is not complete."""
+    """Find this machine's address in TF_CONFIG; raise a ValueError if that is not complete."""
     text = os.environ.get("TF_CONFIG")
     if text is None:
         raise ValueError(
@@ -137,7 +137,7 @@ def _check_workers() -> str:
             f"TF_CONFIG: the task index must be below {len(workers)}, the number of machines of type {task['type']!r}. "
             f"Received: {task['index']}"
         )
-    if wrong := [each for each in _addresses(text) if not re.fullmatch(r".+:\d+", str(each))]:
+    if wrong := [address for address in _addresses(text) if not re.fullmatch(r".+:\d+", str(address))]:
         raise ValueError(f"TF_CONFIG: an address is host:port, such as host0:2222. Received: {wrong}")
     return str(workers[task["index"]])
 
