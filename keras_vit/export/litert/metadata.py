@@ -45,7 +45,8 @@ def pack_metadata(
     if dtype == "float32" and differs:
         warnings.warn(
             "keras_vit: MediaPipe refuses files of prepared images whose mean or std differ by channel; other runtimes "
-            'take them. For MediaPipe, export with input_dtype="uint8": then the file prepares the pixels.',
+            'take them. For MediaPipe, export with input_dtype="uint8": then the file normalizes the pixels. MediaPipe '
+            "resizes images in its own way: examples/android has a class that does it as the model.",
             stacklevel=6,  # of export.tflite
         )
     if dtype == "uint8":
