@@ -75,7 +75,7 @@ def pack_metadata(
     return _pack({0: name, 1: description, 3: [graph], 7: PARSER})
 
 
-def archive_files(config: ViTConfig, dtype: str, source_size: Any, labels: Sequence[str]) -> dict[str, str]:
+def archive_files(config: ViTConfig, dtype: str, source_size: Any, labels: Sequence[str] | None) -> dict[str, str]:
     """Return the texts that go into the archive, by name: labels in the order of the logits, and how to prepare images.
 
     A file with a source size takes pixels of that size only, and prepares them itself: callers are told nothing.
