@@ -1,9 +1,9 @@
 """Compare the classes that the samples for Android and browsers find with those of the model: python samples.py.
 
-The weights are a trained DINOv2-S/14 at 112 px, with a linear head for the left and the right half of 14 photos; it is
+The weights are a trained DINOv2-S/14 at 112 px, with a linear head for the left and the right half of ten photos; it is
 fitted anew for each family's preparation, on crops of the upper parts of the photos, and judged on 300 of the lower
-parts. "before" is what the samples did up to 1.0: Android scaled with `createScaledBitmap` (emulated: bilinear without
-antialias, whole pixels) to -1..1, the page did the same in floats with the file's mean and standard deviation.
+parts. "before" is what the samples did until November 2026: Android scaled with `createScaledBitmap` (emulated:
+bilinear without antialias, whole pixels) to -1..1; the page did the same in floats with the file's mean and deviation.
 Weights and photos come with packages of `make test-real`. Needs Node.js for the page.
 """
 
