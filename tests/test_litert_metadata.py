@@ -138,7 +138,7 @@ def test_labels_lie_behind_the_file_uncompressed_and_the_runtime_takes_both(tmp_
     contents = set()
     for _ in range(2):  # the same is written every time
         path.write_bytes(before)
-        metadata.append_labels(path, [*LABELS, "two\nlines", "Äpfel"])
+        metadata.append_files(path, metadata.archive_files(tiny(), "uint8", 8, [*LABELS, "two\nlines", "Äpfel"]))
         contents.add(path.read_bytes())
     [content] = contents
     assert content.startswith(before)

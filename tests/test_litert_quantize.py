@@ -195,7 +195,7 @@ def textbook(kernel: np.ndarray, squares: np.ndarray, steps: np.ndarray, storage
 
 @pytest.mark.parametrize("storage", [INT8, INT4, replace(INT4, block=32)], ids=["8", "4", "4 in blocks"])
 def test_gptq_is_the_papers_across_blocks_of_columns(monkeypatch, storage):
-    monkeypatch.setattr("keras_vit.export.quantize.COLUMNS", 24)
+    monkeypatch.setattr("keras_vit.export.quantize.BLOCK_COLUMNS", 24)
     monkeypatch.setattr("keras_vit.export.quantize.SWEEPS", 0)
     random = np.random.default_rng(0)
     inputs = random.normal(size=(300, 64)) @ random.normal(size=(64, 64))

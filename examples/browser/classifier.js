@@ -1,7 +1,7 @@
 /** An exported model, run by LiteRT.js on the processor (WebAssembly) or the graphics card (WebGPU). */
 
 import { prepare } from "./image.js";
-import { isModel, labels, normalization } from "./metadata.js";
+import { isModel, labels, preprocessing } from "./metadata.js";
 
 const WASM_FOLDER = new URL("./node_modules/@litertjs/core/wasm/", import.meta.url).href;
 const OUTPUTS = ["logits", "probabilities"];
@@ -132,7 +132,7 @@ function inputOf(model, bytes) {
   if (!outputs.some((output) => OUTPUTS.includes(output))) {
     throw new Error(`it needs an output “logits” or “probabilities”. It has ${outputs.join(", ")}.`);
   }
-  return [name, { height, width, dtype, ...normalization(bytes) }];
+  return [name, { height, width, dtype, ...preprocessing(bytes) }];
 }
 
 function softmax(logits) {

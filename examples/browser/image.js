@@ -1,7 +1,14 @@
 /**
- * From an image file to a model's input, as keras_vit's `preprocess` does by default: both sides resized to the model's
- * size, bilinear without antialias. Drawing on a canvas of that size would smooth in the browser's own way instead.
+ * From an image file to a model's input, as the model's `preprocess` does. Drawing on a canvas of that size would smooth
+ * in the browser's own way instead.
  */
+
+// Interpolation -> kernel, and the distance at which it ends.
+const KERNELS = {
+  bilinear: [(x) => Math.max(1 - x, 0), 1],
+  bicubic: [(x) => (x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? ((2.5 - 0.5 * x) * x - 4) * x + 2 : 0), 2],
+};
+const ONE = 2 ** 22; // Pillow's weights are whole numbers of this fraction
 
 /**
  * Decodes an image file. An EXIF mark turns the picture upright; colour profiles are ignored, as in Python.
@@ -21,50 +28,93 @@ export async function decode(file, name) {
 }
 
 /**
- * @typedef {object} Input what a model takes
+ * @typedef {object} Input what a model takes; all but the first three are fields of keras_vit's Preprocessing
  * @property {number} height
  * @property {number} width
  * @property {"float32" | "uint8"} dtype
- * @property {number[]} mean of each channel, subtracted from pixels 0..255 where dtype is float32
- * @property {number[]} std of each channel, divided by
+ * @property {"squash" | "crop"} resize
+ * @property {string} interpolation
+ * @property {boolean} antialias
+ * @property {number} crop_fraction
+ * @property {"nearest" | "down" | "half_even"} crop_rounding
+ * @property {boolean} round_pixels
+ * @property {number[]} mean
+ * @property {number[]} std
  */
 
 /**
- * Resizes the pixels and, for a float32 input, normalises them.
+ * Resizes the pixels, cuts the middle out and normalises it.
  * @param {ImageData} pixels
  * @param {Input} input
  * @returns {Float32Array | Uint8Array} height x width x 3
  */
 export function prepare({ data, width, height }, input) {
-  const rows = neighbours(height, input.height);
-  const columns = neighbours(width, input.width);
-  const values = new Float32Array(input.height * input.width * 3);
-  let next = 0;
-  for (const row of rows) {
-    for (const column of columns) {
-      for (let channel = 0; channel < 3; channel++) {
-        const at = (y, x) => data[4 * (y * width + x) + channel];
-        const top = mix(at(row.low, column.low), at(row.low, column.high), column.part);
-        const bottom = mix(at(row.high, column.low), at(row.high, column.high), column.part);
-        values[next++] = mix(top, bottom, row.part);
-      }
-    }
-  }
+  if (!KERNELS[input.interpolation]) throw new Error(`no resize is written for “${input.interpolation}”.`);
+  const [source, target] = [[height, width], [input.height, input.width]];
+  const size = sizeBeforeCut(source, target, input);
+  const cut = (margin) => (input.crop_rounding === "half_even" ? halfToEven(margin / 2) : Math.floor(margin / 2));
+  const [rows, columns] = [0, 1].map((side) => {
+    const start = cut(size[side] - target[side]);
+    return Array.from({ length: target[side] }, (_, i) => neighbours(source[side], size[side], start + i, input));
+  });
+  const removed = source.map((side, i) => side - size[i]);
+  const isHeightFirst = input.antialias && input.round_pixels && removed[0] > Math.max(0, 2 * removed[1]); // Pillow 13
+  const colours = data.filter((_, i) => i % 4 < 3);
+  const resizeRows = (pixels, across) => resized(pixels, 1, height, 3 * across, rows, input.round_pixels);
+  const resizeColumns = (pixels, down) => resized(pixels, down, width, 3, columns, input.round_pixels);
+  const values = isHeightFirst
+    ? resizeColumns(resizeRows(colours, width), input.height)
+    : resizeRows(resizeColumns(colours, height), input.width);
   if (input.dtype === "uint8") return Uint8Array.from(values, Math.round);
-  return values.map((value, i) => (value - input.mean[i % 3]) / input.std[i % 3]);
+  const [mean, std] = [input.mean, input.std].map((each) => [0, 1, 2].map((i) => 255 * (each[i] ?? each[0])));
+  return values.map((value, i) => (value - mean[i % 3]) / std[i % 3]);
 }
 
-const mix = (from, to, part) => from + (to - from) * part;
-
-/**
- * For each of `target` places along a side, the two of `source` it lies between. Pixels have their centre at a half,
- * and positions are float32, as in TensorFlow's ResizeBilinear (core/kernels/image/resize_bilinear_op.cc).
- */
-function neighbours(source, target) {
-  const scale = Math.fround(source / target);
-  return Array.from({ length: target }, (_, i) => {
-    const position = Math.fround(Math.fround((i + 0.5) * scale) - 0.5);
-    const low = Math.floor(position);
-    return { low: Math.max(low, 0), high: Math.min(low + 1, source - 1), part: Math.fround(position - low) };
+/** The size [height, width] to resize to, of which the middle is kept. */
+function sizeBeforeCut(source, target, { resize, crop_fraction, crop_rounding }) {
+  const size = target.map((side) => Math.floor(side / crop_fraction + 1e-6));
+  if (resize !== "crop") return size;
+  const ratios = size.map((side, i) => Math.fround(side / source[i]));
+  const side = ratios[1] > ratios[0] ? 1 : 0;
+  return source.map((old, i) => {
+    const isNearest = crop_rounding === "nearest";
+    const share = (old * size[side]) / source[side];
+    const scaled = isNearest ? halfToEven(Math.fround(old * ratios[side])) : Math.floor(share);
+    return Math.max(scaled, target[i]);
   });
+}
+
+function halfToEven(number) {
+  const rounded = Math.round(number);
+  return rounded - number === 0.5 && rounded % 2 ? rounded - 1 : rounded;
+}
+
+/** The first of `old` pixels that the pixel `place` of `size` is computed from, and the weights from there on. */
+function neighbours(old, size, place, { interpolation, antialias }) {
+  const [kernel, reach] = KERNELS[interpolation];
+  const scale = old / size;
+  const widening = antialias ? Math.max(scale, 1) : 1;
+  const centre = (place + 0.5) * scale;
+  const first = Math.max(Math.trunc(centre - reach * widening + 0.5), 0);
+  const last = Math.min(Math.trunc(centre + reach * widening + 0.5), old);
+  const weights = Array.from({ length: last - first }, (_, i) => kernel(Math.abs(first + i + 0.5 - centre) / widening));
+  const sum = weights.reduce((a, b) => a + b);
+  return { first, weights: weights.map((weight) => Math.floor((weight / sum) * ONE + 0.5) / ONE) };
+}
+
+/** Resizes one side of an array (outer, old, inner), for each of `places` of `neighbours`. */
+function resized(pixels, outer, old, inner, places, isRounded) {
+  const result = new Float32Array(outer * places.length * inner);
+  places.forEach(({ first, weights }, place) => {
+    for (let row = 0; row < outer; row++) {
+      for (let column = 0; column < inner; column++) {
+        const start = (row * old + first) * inner + column;
+        let total = 0;
+        for (let i = 0; i < weights.length; i++) total += weights[i] * pixels[start + i * inner];
+        const value = isRounded ? Math.floor(total + 0.5) : total;
+        result[(row * places.length + place) * inner + column] = Math.min(Math.max(value, 0), 255);
+      }
+    }
+  });
+  return result;
 }

@@ -264,8 +264,8 @@ def _write_file(
         builder.write(path)
         if mode.rules:
             check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
-    if options.class_names:
-        metadata.append_labels(path, options.class_names)
+    config, names = image_config(model), options.class_names
+    metadata.append_files(path, metadata.archive_files(config, options.input_dtype, options.source_size, names))
     return notes
 
 

@@ -1,22 +1,26 @@
 """Write TFLite Metadata, which MediaPipe and Android's tools read: how to prepare the image, and the class names.
 
 The format (tensorflow/tflite-support, metadata_schema.fbs) is a second flatbuffer inside of the file, and a zip archive
-with the labels behind it. Its ten small tables are written here by the numbers of their fields.
+with the labels behind it. Its ten small tables are written here by the numbers of their fields. They have no field for
+the resize: the archive also holds `preprocessing.json`, which the examples for Android and browsers read.
 """
 
+import dataclasses
+import json
 import os
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_vit.model.config import Preprocessing
+from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.labels import single_lines
 
 BUFFER_NAME = "TFLITE_METADATA"
 IDENTIFIER = b"M001"
 PARSER = "1.0.0"  # lowest version of the parser that reads all of this
 LABELS = "labels.txt"
+PREPROCESSING = "preprocessing.json"
 # Members of the schema's unions and enums.
 FEATURE_PROPERTIES, IMAGE_PROPERTIES = 1, 2
 NORMALIZATION_OPTIONS = 1
@@ -43,7 +47,8 @@ def pack_metadata(
     if dtype == "float32" and differs:
         warnings.warn(
             "keras_vit: MediaPipe refuses files of prepared images whose mean or std differ by channel; other runtimes "
-            'take them. For MediaPipe, export with input_dtype="uint8": then the file prepares the pixels.',
+            'take them. For MediaPipe, export with input_dtype="uint8": then the file normalizes the pixels. MediaPipe '
+            "resizes images in its own way: examples/android has a class that does it as the model.",
             stacklevel=5,  # of export.tflite
         )
     if dtype == "uint8":
@@ -72,11 +77,30 @@ def pack_metadata(
     return bytes(builder.Output())
 
 
-def append_labels(path: str | os.PathLike[str], labels: Sequence[str]) -> None:
-    """Append the labels, in the order of the logits, to a written file, as the zip archive that its metadata expect."""
-    lines = "".join(f"{label}\n" for label in single_lines(labels))
+def archive_files(config: ViTConfig, dtype: str, source_size: Any, labels: Sequence[str] | None) -> dict[str, str]:
+    """Make the texts that go into the archive, by name: labels in the order of the logits, and how to prepare images.
+
+    A file with a source size takes pixels of that size only, and prepares them itself: callers are told nothing.
+    """
+    files = {}
+    if source_size is None:
+        preprocessing = config.preprocessing
+        if dtype == "uint8":  # pixels 0..255
+            preprocessing = dataclasses.replace(preprocessing, mean=(0.0,), std=(1 / 255,))
+        fields = {"image_size": config.size, **dataclasses.asdict(preprocessing)}
+        files[PREPROCESSING] = json.dumps(fields, indent=1) + "\n"
+    if labels:
+        files[LABELS] = "".join(f"{label}\n" for label in single_lines(labels))
+    return files
+
+
+def append_files(path: str | os.PathLike[str], files: Mapping[str, str]) -> None:
+    """Append texts, by name, to a written file, as the zip archive that its metadata expect."""
+    if not files:
+        return
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
-        archive.writestr(zipfile.ZipInfo(LABELS), lines.encode())  # ZipInfo has a fixed date: equal bytes every time
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name), text.encode())  # a fixed date: equal bytes every time
 
 
 def _write_value(builder: Any, value: Any) -> int:
