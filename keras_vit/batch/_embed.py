@@ -140,7 +140,7 @@ def _parse_shard(shard: str) -> tuple[int, int]:
 
 
 def _check_paths(source: Any, to: Any) -> tuple[str, Path]:
-    """Return the source and the output folder, which must be on this machine."""
+    """Check the paths of the source, and of the output folder, which must be on this machine."""
     name, target = as_path(source, "source"), as_path(to, "to")
     for argument, value in (("source", name), ("to", target)):
         if not value.strip():
@@ -153,10 +153,10 @@ def _check_paths(source: Any, to: Any) -> tuple[str, Path]:
 def _load(
     model: Any, what: str, origin: Mapping[str, Any] | None
 ) -> tuple[VisionTransformer, Mapping[str, Any] | None]:
-    """Return the model and its origin; raise a ValueError if the model does not compute this from image files."""
+    """Load the model, and raise a ValueError if it does not compute this from image files."""
     if not isinstance(model, VisionTransformer | DenseModel):
         choice = resolve(model)
-        model, origin = load_any(choice), origin_of(choice)
+        model, origin = load_any(choice), describe_origin(choice)
     if isinstance(model, DenseModel):
         if what != "patches":
             model.task.embedding_output()  # raises: a map is no embedding of an image
@@ -173,8 +173,8 @@ def _load(
     return model, origin
 
 
-def origin_of(choice: ResolvedModel, **changes: Any) -> dict[str, Any] | None:
-    """Return the `origin` of a model that was loaded with these changes of its config; None for random weights."""
+def describe_origin(choice: ResolvedModel, **changes: Any) -> dict[str, Any] | None:
+    """Describe the `origin` of a model that was loaded with these changes of its config; None for random weights."""
     if choice.source is None:
         return None
     source = choice.published.tag if choice.published else _absolute(choice.source)
@@ -187,14 +187,14 @@ def _absolute(name: str) -> str:
 
 
 def fingerprint(model: VisionTransformer) -> str:
-    """Return a hash of the weights, and of the fields of the config that are not the defaults of ViTConfig."""
+    """Hash the weights, and the fields of the config that are not the defaults of ViTConfig."""
     defaults = ViTConfig().to_dict()  # left out, so that a field of a later version changes nothing
     config = {name: value for name, value in model.config.to_dict().items() if value != defaults[name]}
     return hash_weights(model.weights, json.dumps(config, sort_keys=True))[:16]
 
 
 def _best_dtype(model: VisionTransformer) -> str:
-    """Return the model's own dtype, or bfloat16 where it is faster than float32."""
+    """Choose the model's own dtype, or bfloat16 where it is faster than float32."""
     own = str(model.layers[1].compute_dtype)
     if own != "float32":
         return own
@@ -202,5 +202,5 @@ def _best_dtype(model: VisionTransformer) -> str:
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     flags = cpu.read_text(encoding="utf-8", errors="replace") if cpu.exists() and not gpus else ""
     is_faster = any(flag in flags for flag in CPU_FLAGS) or bool(tf.config.list_physical_devices("TPU"))
-    is_faster |= bool(gpus) and all(each.get("compute_capability", (0, 0)) >= AMPERE for each in details)
+    is_faster |= bool(gpus) and all(gpu.get("compute_capability", (0, 0)) >= AMPERE for gpu in details)
     return "bfloat16" if is_faster else "float32"

@@ -89,7 +89,7 @@ def search(vectors: str | os.PathLike[str] | np.ndarray, queries: Any, *, top: i
 
 
 def _lengths(rows: np.ndarray, numbers: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
-    """Return the lengths of rows; raise a ValueError with the number of one that is zero or not finite."""
+    """Compute the lengths of rows; raise a ValueError with the number of one that is zero or not finite."""
     with np.errstate(over="ignore"):
         lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     if (bad := np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))).size:

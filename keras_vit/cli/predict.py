@@ -81,7 +81,7 @@ def predict(
 
 
 def _read_classes(text: str) -> list[str]:
-    """Return names of classes that commas separate, or the lines of a .txt file."""
+    """Read names of classes that commas separate, or the lines of a .txt file."""
     if not text.endswith(".txt"):
         return [name.strip() for name in text.split(",")]
     check_regular(Path(text))
@@ -95,7 +95,7 @@ def _text(row: dict[str, Any]) -> str:
     if "depth" in row:
         depth = ", ".join(f"{name} {value:.3g}" for name, value in row["depth"].items())
         return f"{printable(row['image'])}: {depth}"
-    lines = [("", f"{each['probability']:.2%}", each["label"], f"({each['label_id']})") for each in row["predictions"]]
+    lines = [("", f"{best['probability']:.2%}", best["label"], f"({best['label_id']})") for best in row["predictions"]]
     return f"{printable(row['image'])}\n{options.aligned(lines, right=(1,))}"
 
 
@@ -104,7 +104,7 @@ def _row(file: str, result: Any) -> dict[str, Any]:
         return {"image": file, "error": str(result).removeprefix(repr(file)).removeprefix(file).lstrip(": ")}
     if isinstance(result, dict):
         return {"image": file, "depth": result}
-    return {"image": file, "predictions": [each._asdict() for each in result]}
+    return {"image": file, "predictions": [prediction._asdict() for prediction in result]}
 
 
 GOLDEN = 0.618  # share of the circle between the hues of two classes: neighbours are never alike
@@ -153,14 +153,14 @@ def _write(model: Any, file: str, path: Path | None, top: int) -> Any:
 
 
 def _depth_scale(max_depth: float | None, found: np.ndarray) -> float:
-    """Return the values per metre of a PNG file; of a relative map, those per unit that use all 16 bits."""
+    """Choose the values per metre of a PNG file; of a relative map, those per unit that use all 16 bits."""
     if max_depth is None:
         return 65535 / max(float(found.max()), 1e-6)
     return 1000.0 if max_depth <= MOST_METRES else 256.0
 
 
 def _depth_colours(found: np.ndarray) -> np.ndarray:
-    """Return a picture of a map of depth in colours, from its least to its largest value."""
+    """Colour a map of depth, from its least to its largest value."""
     shares = (found - found.min()) / max(float(np.ptp(found)), 1e-6)
     places = np.linspace(0, 1, len(NEAR_TO_FAR))
     channels = [np.interp(shares, places, channel) for channel in zip(*NEAR_TO_FAR, strict=True)]
