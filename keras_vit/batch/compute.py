@@ -155,11 +155,6 @@ class Worker:
         return pa.table([batch.names, *columns, errors], schema=self._schema)
 
 
-def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
-    """Write output files in this process; yield the number of images in each batch."""
-    yield from Worker(model, **settings).run(folder, numbers)
-
-
 @functools.cache  # tracing takes longer than some runs
 def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
     decode = functools.partial(server.decode, config=config)

@@ -11,6 +11,10 @@ from typer import Argument, Option
 from keras_vit._util.files import MAX_BYTES, is_image
 from keras_vit.cli import options
 
+if TYPE_CHECKING:
+    from keras_vit.batch.folder import Folder
+
+ORIGIN = ("model", "weights", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
 SOURCE_HELP = "A folder, a pattern, a .txt or .parquet file of paths or URLs, or files of records."
 
 
@@ -52,18 +56,12 @@ def embed(
             shard=shard,
             retry_errors=retry_errors,
             engine=engine,
-            origin=describe_origin(found.choice, image_size=chosen["image_size"], patch_size=chosen["patch_size"]),
+            origin=describe_origin(found.resolved, image_size=chosen["image_size"], patch_size=chosen["patch_size"]),
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     options.echo(json.dumps(result._asdict(), default=str) if as_json else text)
     if result.rows == result.errors:
         raise ValueError(f"{result.path}: none of the {result.rows:,} images could be read")
-
-
-if TYPE_CHECKING:
-    from keras_vit.batch.folder import Folder
-
-ORIGIN = ("model", "weights", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
 
 
 def search(
@@ -90,9 +88,9 @@ def search(
         from keras_vit.batch.folder import find_folder
 
         folder = find_folder(vectors.expanduser())
-        chosen = {"model": model, "weights": weights} if model else _origin(folder, weights)
+        chosen = {"model": model, "weights": weights} if model else _read_origin(folder, weights)
         [found] = batch.search(
-            vectors, _embedding(query, folder, chosen, accept_license, is_stated=bool(model)), top=top
+            vectors, _embed_query(query, folder, chosen, accept_license, is_stated=bool(model)), top=top
         )
         if out:
             write_contact_sheet(out, query, folder, found)
@@ -104,7 +102,7 @@ def search(
         raise ValueError(f"{vectors} has no image that could be read")
 
 
-def _origin(folder: Folder, weights: str | None) -> dict[str, Any]:
+def _read_origin(folder: Folder, weights: str | None) -> dict[str, Any]:
     """Read the arguments of `find_model` in the record, or raise a ValueError if it has none."""
     origin = folder.record.get("model")
     if weights is not None or not isinstance(origin, dict) or "model" not in origin or {*origin} - {*ORIGIN}:
@@ -113,7 +111,7 @@ def _origin(folder: Folder, weights: str | None) -> dict[str, Any]:
     return origin
 
 
-def _embedding(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool, *, is_stated: bool) -> Any:
+def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool, *, is_stated: bool) -> Any:
     """Compute the embedding of a text or an image by the model of the vectors, (1, width)."""
     from keras_vit import zoo
     from keras_vit.batch._embed import fingerprint

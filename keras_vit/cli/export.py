@@ -187,7 +187,7 @@ def resize(
         accept_license=accept_license,
         config=options.parse_fields(config) or None,
     )
-    file = find_weights(fetch_source(found.choice))
+    file = find_weights(fetch_source(found.resolved))
     format = None if is_keras_file(file) else converters.detect(file)
     if format is None and not is_keras_file(target):
         raise ValueError(f"{file.name} is resized into another .keras file. Received: {target}")

@@ -252,7 +252,7 @@ def _copy_of_stderr() -> TextIO:
 class FoundModel(NamedTuple):
     """A model that a command was given, checked but not loaded."""
 
-    choice: ResolvedModel
+    resolved: ResolvedModel
     config: ViTConfig
     load: Callable[[], Any]  # a VisionTransformer, or a DenseModel if it `has_maps`
     has_maps: bool = False
@@ -278,15 +278,15 @@ def find_model(
     from keras_vit.zoo.pretrained import load_any, read_config, read_maps_config, resolve
 
     changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
-    choice = replace(resolve(model, weights, default=default), accept_license=accept_license)
-    if needs_classes and choice.published is not None and choice.published.num_classes == 0:
+    resolved = replace(resolve(model, weights, default=default), accept_license=accept_license)
+    if needs_classes and resolved.published is not None and resolved.published.num_classes == 0:
         raise _no_classes(model)
-    config = read_config(choice, changes, **file_facts)
-    has_maps = read_maps_config(choice) is not None
+    config = read_config(resolved, changes, **file_facts)
+    has_maps = read_maps_config(resolved) is not None
     if needs_classes and not has_maps and (not config.num_classes or config.projection_head):
         raise _no_classes(model)
-    load = functools.partial(load_any, choice, changes, **file_facts)
-    return FoundModel(choice, config, load, has_maps=has_maps)
+    load = functools.partial(load_any, resolved, changes, **file_facts)
+    return FoundModel(resolved, config, load, has_maps=has_maps)
 
 
 def _no_classes(model: str) -> ValueError:

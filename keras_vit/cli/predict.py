@@ -194,8 +194,8 @@ def visualize(
         warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
         files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
     found = options.find_model(model, **chosen)
-    published = found.choice.published
-    title = found.choice.name or Path(model).name
+    published = found.resolved.published
+    title = found.resolved.name or Path(model).name
     card = f"{title}, {published.tag}\n\n{published}" if published else None
     with options.quiet():
         from keras_vit.visualize.report_page import report

@@ -213,4 +213,4 @@ def plan(
             ema=ema,
             peak_tflops=peak_tflops,
         )
-    options.print_result(dataclasses.replace(planned, name=found.choice.name or Path(model).name), as_json)
+    options.print_result(dataclasses.replace(planned, name=found.resolved.name or Path(model).name), as_json)

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from keras_vit._util.text import error_reason, escaped
 from keras_vit.model import images
-from keras_vit.model.images import check_image
 
 PNG = b"\x89PNG"
 PILLOW_FORMATS = ("BMP", "GIF", "TIFF", "WEBP")  # besides JPEG and PNG
@@ -125,7 +124,7 @@ def _convert_to_png(file: Any) -> Any:
 def is_decodable(image: tf.Tensor | bytes) -> bool:
     """Check that an encoded image is a complete JPEG or PNG file that `model.preprocess` would read."""
     try:
-        check_image(image)
+        images.check_image(image)
         # At an eighth of its size a JPEG decodes faster, and the same damage is found.
         return bool(tf.size(tf.io.decode_jpeg(image, channels=3, ratio=8)))
     except (ValueError, tf.errors.InvalidArgumentError):

@@ -97,6 +97,85 @@ def _open_unlabelled(folder: str, request: DataRequest) -> Data:
     return Data(name=escaped(folder), train=split, evaluation=None, num_classes=1, class_names=(), is_labelled=False)
 
 
+def choose_subsets(folder: str, request: DataRequest) -> tuple[Subset | None, Subset | None, str]:
+    """Choose the subsets to train and to evaluate on, and the split folder whose sub-folders name the classes."""
+    splits = _split_folders(folder, request)
+    subsets = _named_subsets(splits, request.train_split)
+    train, evaluation = (
+        _find_subset(folder, subsets, name) if name else None for name in (request.train_split, request.eval_split)
+    )
+    if not request.training:
+        evaluation = evaluation or subsets.get(HELD_OUT if splits else ALL)
+    elif not train:
+        is_divided = REST in subsets and evaluation in (None, subsets[HELD_OUT])
+        train = subsets.get(REST if is_divided else TRAIN)
+        evaluation = evaluation or subsets.get(HELD_OUT)
+    elif not evaluation and REST not in subsets and train.name != ALL:
+        evaluation = subsets.get(HELD_OUT)
+    first = train or evaluation
+    naming_split = TRAIN if TRAIN in splits or not first else first.folders[0]
+    return train, evaluation, naming_split
+
+
+def _split_folders(folder: str, request: DataRequest) -> list[str]:
+    """List the sub-folders that are splits, the usual ones and those that the user names."""
+    found = subfolders(folder)
+    splits = [name for name in (TRAIN, *EVALUATION_FOLDERS) if name in found and subfolders(f"{folder}/{name}")]
+    # Without "train", a folder such as "test" may be a class: it is a split only if all folders are splits.
+    if TRAIN not in splits and set(splits) != set(found):
+        splits = []
+    named = [name for name in (request.train_split, request.eval_split) if name in found]
+    return list(dict.fromkeys(splits + named))
+
+
+def _named_subsets(splits: list[str], train_split: str | None) -> dict[str, Subset]:
+    """Name the subsets that a user can choose, and the rest of the images where some are held out."""
+    whole = tuple(splits) or ("",)
+    subsets = {name: Subset(name, (name,)) for name in splits}
+    subsets[ALL] = Subset(ALL, whole)
+    if held_out := [name for name in EVALUATION_FOLDERS if name in splits and name != train_split]:
+        subsets[HELD_OUT] = subsets[held_out[0]]
+    elif set(splits) <= {TRAIN}:
+        subsets[HELD_OUT] = Subset(HELD_OUT, whole, is_held_out=True)
+        subsets[REST] = Subset(REST, whole, is_held_out=False)
+        subsets.setdefault(TRAIN, subsets[REST])
+    return subsets
+
+
+def _find_subset(folder: str, subsets: dict[str, Subset], given: str) -> Subset:
+    """Find the subset that a user names, in any spelling, or by the path of a split folder."""
+    name = given.strip().removeprefix(f"{folder}/").rstrip("/")
+    for word in (name, normalize_name(name), SYNONYMS.get(normalize_name(name))):
+        if found := [known for known in subsets if word in (known, normalize_name(known))]:
+            return subsets[found[0]]
+    raise ValueError(
+        f"{escaped(folder)} has no split {given!r:.200}. Received folders: {abbreviated(subfolders(folder))}. A split"
+        f" is one of: {', '.join(name for name in subsets if name != REST)}"
+    )
+
+
+def normalize_name(word: str) -> str:
+    """Convert the name of a subset to lower case with hyphens."""
+    return word.strip().casefold().replace("_", "-").replace(" ", "-")
+
+
+def _class_names(root: str) -> list[str]:
+    names = subfolders(root)
+    if not names:
+        images = sum(map(is_image, list_files(root)[0]))
+        content = f"{images:,} images, but no folders" if images else "no folders"
+        raise FileNotFoundError(
+            f"{escaped(root)} holds {content}. Expected: folder/class/image.jpg, or folder/train/class/image.jpg and"
+            " folder/val/class/image.jpg"
+        )
+    if wrong := [name for name in names if escaped(name) != name]:
+        raise ValueError(
+            f"The names of class folders become class names and must be UTF-8: rename {abbreviated(wrong)} in"
+            f" {escaped(root)}."
+        )
+    return names
+
+
 def list_subsets(
     train: Subset | None, evaluation: Subset | None, list_subset: Callable[[Subset], ImageList]
 ) -> list[ImageList | None]:
@@ -123,9 +202,78 @@ def list_subsets(
     return [rest, held_out]
 
 
+def _list_subset(folder: str, subset: Subset, classes: list[str]) -> ImageList:
+    """List the images of a subset, with labels that index `classes`."""
+    files: list[str] = []
+    labels: list[int] = []
+    unread: list[str] = []
+    empty: list[str] = []
+    for place in subset.places:
+        root = f"{folder}/{place}".rstrip("/")
+        present = subfolders(root)
+        if unknown := sorted(set(present) - set(classes)):
+            raise ValueError(
+                f"{escaped(root)} has classes that the training split lacks: {abbreviated(unknown)}."
+                f" A label must be one of its {len(classes)} classes: {abbreviated(classes)}"
+            )
+        unread += [place + name for name in list_files(root)[0] if is_image(name)]  # beside the class folders
+        for name in present:
+            images, others = _list_class(f"{root}/{name}")
+            files += [f"{place}{name}/{file}" for file in images]
+            labels += [classes.index(name)] * len(images)
+            unread += [f"{place}{name}/{other}" for other in others]
+            if not images:
+                empty.append(f"{root}/{name}")
+    if empty:
+        raise FileNotFoundError(
+            f"No images are in {abbreviated(empty)}. Expected: every class folder holds files that end in"
+            f" {', '.join(READABLE)}."
+        )
+    return ImageList(folder, files, np.array(labels, np.int64), unread).select(subset)
+
+
+def _list_class(folder: str) -> tuple[list[str], list[str]]:
+    """List the images of a class, and everything else in its folder."""
+    files, others = (list(filter(is_visible, names)) for names in list_files(folder))
+    images = [file for file in files if is_image(file)]
+    unread = [file for file in files if not is_image(file)]
+    unread += [other if other.endswith("/") else f"{other} (no file)" for other in others]
+    return images, unread
+
+
+def subfolders(folder: str) -> list[str]:
+    """List the visible folders in a folder, and links to folders, sorted."""
+    names = [name.rstrip("/") for names in list_files(folder) for name in names if is_visible(name)]
+    return sorted(name for name in names if is_folder(f"{folder}/{name}"))
+
+
+def is_image(name: str) -> bool:
+    """Check if a file of this name is read as an image."""
+    return is_visible(name) and name.lower().endswith(READABLE)
+
+
+def is_visible(name: str) -> bool:
+    """Check that a file or folder is not hidden, and not of a kind that file managers leave everywhere."""
+    return not name.startswith(".") and name.rstrip("/").casefold() not in IGNORED
+
+
 def unread_files(image_lists: Sequence[ImageList | None]) -> list[str]:
     """Names of the files and folders that no subset reads, sorted."""
     return sorted({name for image_list in image_lists if image_list for name in image_list.unread})
+
+
+def _warn_unread(folder: str, unread: Sequence[str]) -> None:
+    if not unread:
+        return
+    kinds = collections.Counter(
+        "folder" if name.endswith("/") else PurePosixPath(name).suffix.lower() or "no suffix" for name in unread
+    )
+    warnings.warn(
+        f"Files and folders in {escaped(folder)} that are not read: {len(unread):,}"
+        f" ({abbreviated([f'{kind}: {count:,}' for kind, count in kinds.most_common()])}): {abbreviated(unread)}."
+        f" Only files in class folders with one of these suffixes are read: {', '.join(READABLE)}.",
+        stacklevel=5,
+    )
 
 
 def open_images(
@@ -172,151 +320,3 @@ def leave_out(message: str, count: str, *, fail: bool) -> None:
     if fail:
         raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip" (--on-bad-image skip).')
     warnings.warn(f"{message} Left out: {count}.", stacklevel=4)
-
-
-def _list_subset(folder: str, subset: Subset, classes: list[str]) -> ImageList:
-    """List the images of a subset, with labels that index `classes`."""
-    files: list[str] = []
-    labels: list[int] = []
-    unread: list[str] = []
-    empty: list[str] = []
-    for place in subset.places:
-        root = f"{folder}/{place}".rstrip("/")
-        present = subfolders(root)
-        if unknown := sorted(set(present) - set(classes)):
-            raise ValueError(
-                f"{escaped(root)} has classes that the training split lacks: {abbreviated(unknown)}."
-                f" A label must be one of its {len(classes)} classes: {abbreviated(classes)}"
-            )
-        unread += [place + name for name in list_files(root)[0] if is_image(name)]  # beside the class folders
-        for name in present:
-            images, others = _list_class(f"{root}/{name}")
-            files += [f"{place}{name}/{file}" for file in images]
-            labels += [classes.index(name)] * len(images)
-            unread += [f"{place}{name}/{other}" for other in others]
-            if not images:
-                empty.append(f"{root}/{name}")
-    if empty:
-        raise FileNotFoundError(
-            f"No images are in {abbreviated(empty)}. Expected: every class folder holds files that end in"
-            f" {', '.join(READABLE)}."
-        )
-    return ImageList(folder, files, np.array(labels, np.int64), unread).select(subset)
-
-
-def _list_class(folder: str) -> tuple[list[str], list[str]]:
-    """List the images of a class, and everything else in its folder."""
-    files, others = (list(filter(is_visible, names)) for names in list_files(folder))
-    images = [file for file in files if is_image(file)]
-    unread = [file for file in files if not is_image(file)]
-    unread += [other if other.endswith("/") else f"{other} (no file)" for other in others]
-    return images, unread
-
-
-def is_image(name: str) -> bool:
-    """Check if a file of this name is read as an image."""
-    return is_visible(name) and name.lower().endswith(READABLE)
-
-
-def _class_names(root: str) -> list[str]:
-    names = subfolders(root)
-    if not names:
-        images = sum(map(is_image, list_files(root)[0]))
-        content = f"{images:,} images, but no folders" if images else "no folders"
-        raise FileNotFoundError(
-            f"{escaped(root)} holds {content}. Expected: folder/class/image.jpg, or folder/train/class/image.jpg and"
-            " folder/val/class/image.jpg"
-        )
-    if wrong := [name for name in names if escaped(name) != name]:
-        raise ValueError(
-            f"The names of class folders become class names and must be UTF-8: rename {abbreviated(wrong)} in"
-            f" {escaped(root)}."
-        )
-    return names
-
-
-def _warn_unread(folder: str, unread: Sequence[str]) -> None:
-    if not unread:
-        return
-    kinds = collections.Counter(
-        "folder" if name.endswith("/") else PurePosixPath(name).suffix.lower() or "no suffix" for name in unread
-    )
-    warnings.warn(
-        f"Files and folders in {escaped(folder)} that are not read: {len(unread):,}"
-        f" ({abbreviated([f'{kind}: {count:,}' for kind, count in kinds.most_common()])}): {abbreviated(unread)}."
-        f" Only files in class folders with one of these suffixes are read: {', '.join(READABLE)}.",
-        stacklevel=5,
-    )
-
-
-def is_visible(name: str) -> bool:
-    """Check that a file or folder is not hidden, and not of a kind that file managers leave everywhere."""
-    return not name.startswith(".") and name.rstrip("/").casefold() not in IGNORED
-
-
-def subfolders(folder: str) -> list[str]:
-    """List the visible folders in a folder, and links to folders, sorted."""
-    names = [name.rstrip("/") for names in list_files(folder) for name in names if is_visible(name)]
-    return sorted(name for name in names if is_folder(f"{folder}/{name}"))
-
-
-def choose_subsets(folder: str, request: DataRequest) -> tuple[Subset | None, Subset | None, str]:
-    """Choose the subsets to train and to evaluate on, and the split folder whose sub-folders name the classes."""
-    splits = _split_folders(folder, request)
-    subsets = _named_subsets(splits, request.train_split)
-    train, evaluation = (
-        _find_subset(folder, subsets, name) if name else None for name in (request.train_split, request.eval_split)
-    )
-    if not request.training:
-        evaluation = evaluation or subsets.get(HELD_OUT if splits else ALL)
-    elif not train:
-        is_divided = REST in subsets and evaluation in (None, subsets[HELD_OUT])
-        train = subsets.get(REST if is_divided else TRAIN)
-        evaluation = evaluation or subsets.get(HELD_OUT)
-    elif not evaluation and REST not in subsets and train.name != ALL:
-        evaluation = subsets.get(HELD_OUT)
-    first = train or evaluation
-    naming_split = TRAIN if TRAIN in splits or not first else first.folders[0]
-    return train, evaluation, naming_split
-
-
-def _split_folders(folder: str, request: DataRequest) -> list[str]:
-    """List the sub-folders that are splits, the usual ones and those that the user names."""
-    found = subfolders(folder)
-    splits = [name for name in (TRAIN, *EVALUATION_FOLDERS) if name in found and subfolders(f"{folder}/{name}")]
-    # Without "train", a folder such as "test" may be a class: it is a split only if all folders are splits.
-    if TRAIN not in splits and set(splits) != set(found):
-        splits = []
-    named = [name for name in (request.train_split, request.eval_split) if name in found]
-    return list(dict.fromkeys(splits + named))
-
-
-def _named_subsets(splits: list[str], train_split: str | None) -> dict[str, Subset]:
-    """Name the subsets that a user can choose, and the rest of the images where some are held out."""
-    whole = tuple(splits) or ("",)
-    subsets = {name: Subset(name, (name,)) for name in splits}
-    subsets[ALL] = Subset(ALL, whole)
-    if held_out := [name for name in EVALUATION_FOLDERS if name in splits and name != train_split]:
-        subsets[HELD_OUT] = subsets[held_out[0]]
-    elif set(splits) <= {TRAIN}:
-        subsets[HELD_OUT] = Subset(HELD_OUT, whole, is_held_out=True)
-        subsets[REST] = Subset(REST, whole, is_held_out=False)
-        subsets.setdefault(TRAIN, subsets[REST])
-    return subsets
-
-
-def normalize_name(word: str) -> str:
-    """Convert the name of a subset to lower case with hyphens."""
-    return word.strip().casefold().replace("_", "-").replace(" ", "-")
-
-
-def _find_subset(folder: str, subsets: dict[str, Subset], given: str) -> Subset:
-    """Find the subset that a user names, in any spelling, or by the path of a split folder."""
-    name = given.strip().removeprefix(f"{folder}/").rstrip("/")
-    for word in (name, normalize_name(name), SYNONYMS.get(normalize_name(name))):
-        if found := [known for known in subsets if word in (known, normalize_name(known))]:
-            return subsets[found[0]]
-    raise ValueError(
-        f"{escaped(folder)} has no split {given!r:.200}. Received folders: {abbreviated(subfolders(folder))}. A split"
-        f" is one of: {', '.join(name for name in subsets if name != REST)}"
-    )

@@ -86,7 +86,7 @@ def open_map_folder(folder: str, kind: str, request: DataRequest) -> Data:
             image_list,
             request,
             labels=[os.fsencode(f"{folder}/{name}") for name in image_list.labels],
-            read_label=lambda path: _load_in_graph(path, read, dtype),
+            read_label=lambda path: _read_map_in_graph(path, read, dtype),
             check_label=lambda index: _check_map(image_list, index, task, read),
         )
 
@@ -168,7 +168,7 @@ def _class_names(folder: str, image_lists: Sequence[ImageList | None]) -> tuple[
 
     def count(path: str) -> int:
         try:
-            return Segmentation.count_classes(_load(path, read_mask))
+            return Segmentation.count_classes(_read_map(path, read_mask))
         except ValueError:  # reported when the map is read
             return 0
 
@@ -194,7 +194,7 @@ def _check_map(image_list: ImageList, index: int, task: Any, read: Callable[[byt
     """Explain why a map cannot be used, if so; raise a ValueError for a map with numbers of other classes."""
     image, map = (f"{image_list.folder}/{names[index]}" for names in (image_list.files, image_list.labels))
     try:
-        values = _load(map, read)
+        values = _read_map(map, read)
         _check_size(image, map, values)
     except ValueError as error:
         return f"has a map that does not fit: {error}"
@@ -249,7 +249,7 @@ def _decode_png(data: bytes) -> tuple[str, np.ndarray]:
         raise ValueError(f"cannot be decoded as PNG: {str(error) or type(error).__name__}") from None
 
 
-def _load(path: str, read: Callable[[bytes], np.ndarray]) -> np.ndarray:
+def _read_map(path: str, read: Callable[[bytes], np.ndarray]) -> np.ndarray:
     """Read a local or remote file of a map; the ValueError about its content names it."""
     with python_errors(path):
         data = tf.io.read_file(os.fsencode(path)).numpy()
@@ -259,11 +259,11 @@ def _load(path: str, read: Callable[[bytes], np.ndarray]) -> np.ndarray:
         raise ValueError(f"{escaped(path)} {error}") from None
 
 
-def _load_in_graph(path: Any, read: Callable[[bytes], np.ndarray], dtype: tf.DType) -> Any:
+def _read_map_in_graph(path: Any, read: Callable[[bytes], np.ndarray], dtype: tf.DType) -> Any:
     """Read the file of a map in a graph: (height, width)."""
 
     def in_python(name: Any) -> np.ndarray:
-        return _load(os.fsdecode(np.asarray(name, object).item()), read)
+        return _read_map(os.fsdecode(np.asarray(name, object).item()), read)
 
     return tf.ensure_shape(tf.numpy_function(in_python, [path], dtype, stateful=False), (None, None))
 

@@ -20,7 +20,6 @@ from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Task
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data import augment
-from keras_vit.train.data.augment import randaugment
 from keras_vit.train.data.split import Example, Order, Split
 
 CORES = os.cpu_count() or 1
@@ -152,7 +151,7 @@ def _augmentation(recipe: Recipe, model_input: ModelInput, seed: int) -> Callabl
         if recipe.shift:
             image = augment.random_shift(image, draws[3:], max_share=recipe.shift)
         if recipe.randaugment_layers:
-            image = randaugment(
+            image = augment.randaugment(
                 tf.saturate_cast(image, tf.uint8),
                 layers=recipe.randaugment_layers,
                 magnitude=recipe.randaugment_magnitude,

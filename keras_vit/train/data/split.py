@@ -145,12 +145,14 @@ class Damage:
                 list(pool.map(self.is_readable, new))
         return self._states[indices] == self.GOOD
 
-    def replaced(self, indices: Indices) -> Indices:
+    def replace_unreadable(self, indices: Indices) -> Indices:
         """Replace each unusable image by the next usable one; after the last comes number 0."""
         is_bad = ~self.are_readable(indices)
-        return np.array([self._next(index) if bad else index for index, bad in zip(indices, is_bad, strict=True)])
+        return np.array(
+            [self._next_readable(index) if bad else index for index, bad in zip(indices, is_bad, strict=True)]
+        )
 
-    def _next(self, index: int) -> int:
+    def _next_readable(self, index: int) -> int:
         for number in range(index + 1, index + self._count):
             if self.is_readable(number % self._count):
                 return number % self._count
@@ -245,7 +247,7 @@ class RandomAccess(Split):
         """See `Split`."""
         if self.damage is None:
             return self._read(positions(order, self.count))
-        replace = functools.partial(_in_python, self.damage.replaced, dtype=tf.int64)
+        replace = functools.partial(_in_python, self.damage.replace_unreadable, dtype=tf.int64)
         return self._read(positions(order, self.count, replace))
 
     def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
