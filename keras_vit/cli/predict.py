@@ -64,16 +64,16 @@ def predict(
         loaded = load()
         if not has_maps and loaded.config.probabilities == "sigmoid" and not as_json:
             options.echo("The probability of each class stands for itself: they need not add up to 100 %.", err=True)
-        each = (
-            functools.partial(map_each, to=to) if has_maps else functools.partial(classify_each, batch_size=batch_size)
-        )
-        results = each(loaded, files, top=top)
+        if has_maps:
+            results = map_each(loaded, files, to=to, top=top)
+        else:
+            results = classify_each(loaded, files, top=top, batch_size=batch_size)
         for file, result in track(zip(files, results, strict=True), "Classifying", total=len(files), show=show):
             if isinstance(result, Exception) and len(files) == 1 and not as_json:
                 raise result
-            rows.append(_row(file, result))
+            rows.append(_result_row(file, result))
             if not as_json:
-                options.echo(_text(rows[-1]))
+                options.echo(_format_row(rows[-1]))
     if as_json:
         options.echo(json.dumps(rows, indent=2))
     if failed := sum("error" in row for row in rows):
@@ -89,7 +89,7 @@ def _read_classes(text: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _text(row: dict[str, Any]) -> str:
+def _format_row(row: dict[str, Any]) -> str:
     if "error" in row:
         return printable(f"{row['image']}: {row['error']}")
     if "depth" in row:
@@ -99,7 +99,7 @@ def _text(row: dict[str, Any]) -> str:
     return f"{printable(row['image'])}\n{options.aligned(lines, right=(1,))}"
 
 
-def _row(file: str, result: Any) -> dict[str, Any]:
+def _result_row(file: str, result: Any) -> dict[str, Any]:
     if isinstance(result, Exception):
         return {"image": file, "error": str(result).removeprefix(repr(file)).removeprefix(file).lstrip(": ")}
     if isinstance(result, dict):
@@ -125,12 +125,12 @@ def map_each(model: Any, files: list[str], *, to: Path | None, top: int) -> Iter
         to.mkdir(parents=True, exist_ok=True)
     for file, name in zip(files, names, strict=True):
         try:
-            yield _write(model, file, to and to / name, top)
+            yield _predict_map(model, file, to and to / name, top)
         except IMAGE_ERRORS as error:
             yield error
 
 
-def _write(model: Any, file: str, path: Path | None, top: int) -> Any:
+def _predict_map(model: Any, file: str, path: Path | None, top: int) -> Any:
     from keras_vit.model import preprocess
 
     pixels = preprocess.decode(file)

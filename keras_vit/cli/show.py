@@ -50,13 +50,13 @@ def list_models(
         options.echo(json.dumps(rows, indent=2))
         return
     none = f"keras-vit: no model of the zoo matches {pattern!r:.200}; keras-vit list shows all"
-    table = [_line(catalogue.rows(card)[0], card.weights) for card in cards]
+    table = [_table_row(catalogue.rows(card)[0], card.weights) for card in cards]
     lines = iter(options.aligned(table, right=(1, 2)).splitlines() if cards else ())
     families = [[next(lines) for _ in group] for _, group in itertools.groupby(cards, lambda card: card.family)]
     options.echo("\n\n".join(map("\n".join, families)) or none, err=not cards)
 
 
-def _line(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
+def _table_row(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
     """Cells of `list` for the recommended weights of a model, whose row `zoo.table` has."""
     found = next((measured for measured in row["accuracy"] if measured["dataset"] == "imagenet2012"), None)
     accuracy = f"{found['value']:.2f} % {found['metric'].replace('top-1', '').lstrip(', ')}".strip() if found else "-"

@@ -37,6 +37,29 @@ from keras_vit.train.data.split import (
 Parse = Callable[[tf.Tensor, tf.Tensor], Example]  # from the index and the record of an example
 PREPARE_AGAIN = "Prepare the data set again"
 INTERLEAVED_FILES = 16  # so that one shuffle buffer holds records of many files
+DIGITS = "digits"
+MARKER = "features.json"  # every prepared folder has this file
+EVALUATION_SPLITS = ("validation", "val", "test")  # the first that exists is the evaluation split
+MEMORY = 2**30  # bytes of records kept per split: all of them, or those in a shuffle buffer
+# Names of an image and of its label, where `supervised_keys` does not state them: those of classes and of maps.
+PAIRS = (
+    ("image", "label"),
+    ("image", "segmentation_mask"),
+    ("image", "segmentation_label"),
+    ("image_left", "segmentation_label"),
+    ("image", "annotation"),
+    ("image", "depth"),
+)
+
+
+class Schema(NamedTuple):
+    """The features of a data set that are read."""
+
+    image: str  # name of the image feature
+    label: str  # name of the label feature
+    class_names: tuple[str, ...] = ()
+    multi_label: bool = False  # whether the label is a sequence of classes
+    task: type[Any] = Classification
 
 
 class RecordFiles:
@@ -198,31 +221,6 @@ class RecordStream(Split):
             return {"position": position, "index": index, **self.renumbered(self.parse(index, record))}
 
         return stream.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-
-
-DIGITS = "digits"
-MARKER = "features.json"  # every prepared folder has this file
-EVALUATION_SPLITS = ("validation", "val", "test")  # the first that exists is the evaluation split
-MEMORY = 2**30  # bytes of records kept per split: all of them, or those in a shuffle buffer
-# Names of an image and of its label, where `supervised_keys` does not state them: those of classes and of maps.
-PAIRS = (
-    ("image", "label"),
-    ("image", "segmentation_mask"),
-    ("image", "segmentation_label"),
-    ("image_left", "segmentation_label"),
-    ("image", "annotation"),
-    ("image", "depth"),
-)
-
-
-class Schema(NamedTuple):
-    """The features of a data set that are read."""
-
-    image: str  # name of the image feature
-    label: str  # name of the label feature
-    class_names: tuple[str, ...] = ()
-    multi_label: bool = False  # whether the label is a sequence of classes
-    task: type[Any] = Classification
 
 
 def tfds() -> Any:
