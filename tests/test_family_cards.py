@@ -149,7 +149,8 @@ def test_the_command_line_asks_likewise(
     arguments = ("convert", "DINOv3-B/16", "out", "--to", "timm_eva")
     assert "if you accept them, load it with accept_license=True (--accept-license)" in fails(monkeypatch, *arguments)
     assert not Path("out").exists()
-    run(*arguments, "--accept-licence")
+    with pytest.warns(UserWarning, match="--accept-licence is now spelled --accept-license"):
+        run(*arguments, "--accept-licence")
     assert_same_bits(values(converters.load("out")), values(small))
 
 

@@ -107,7 +107,7 @@ def embed(
     name, target = _check_paths(source, to)
     if engine == "ray":
         compute.import_ray()
-    loaded, origin = _load(model, what, origin)
+    loaded, origin = _load_model(model, what, origin)
     facts = {
         "source": _absolute(name),
         "what": what,
@@ -121,12 +121,15 @@ def embed(
     folder = replace(open_folder(target, facts, state, origin), max_bytes=max_bytes)
     settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
     if numbers := folder.unfinished(first, count, retry_errors=retry_errors):
-        run = compute.run_on_ray if engine == "ray" else compute.run
+        if engine == "ray":
+            computed = compute.run_on_ray(loaded, settings, folder, numbers)
+        else:
+            computed = compute.Worker(loaded, **settings).run(folder, numbers)
         # Only the files of records know how many images they have.
         total = None if folder.record["records"] else folder.record["images"] * len(numbers) // folder.record["files"]
         with counter("Computing", total=total, show=progress) as advance:
             start, done = time.perf_counter(), 0
-            for images in run(loaded, settings, folder, numbers):
+            for images in computed:
                 done += images
                 advance(images, f"{done / (time.perf_counter() - start):,.0f} images/s")
     return folder.result()
@@ -140,7 +143,7 @@ def _parse_shard(shard: str) -> tuple[int, int]:
 
 
 def _check_paths(source: Any, to: Any) -> tuple[str, Path]:
-    """Return the source and the output folder, which must be on this machine."""
+    """Check the paths of the source, and of the output folder, which must be on this machine."""
     name, target = as_path(source, "source"), as_path(to, "to")
     for argument, value in (("source", name), ("to", target)):
         if not value.strip():
@@ -150,13 +153,13 @@ def _check_paths(source: Any, to: Any) -> tuple[str, Path]:
     return name, Path(target).absolute()
 
 
-def _load(
+def _load_model(
     model: Any, what: str, origin: Mapping[str, Any] | None
 ) -> tuple[VisionTransformer, Mapping[str, Any] | None]:
-    """Return the model and its origin; raise a ValueError if the model does not compute this from image files."""
+    """Load the model, and raise a ValueError if it does not compute this from image files."""
     if not isinstance(model, VisionTransformer | DenseModel):
-        choice = resolve(model)
-        model, origin = load_any(choice), origin_of(choice)
+        resolved = resolve(model)
+        model, origin = load_any(resolved), describe_origin(resolved)
     if isinstance(model, DenseModel):
         if what != "patches":
             model.task.embedding_output()  # raises: a map is no embedding of an image
@@ -173,13 +176,13 @@ def _load(
     return model, origin
 
 
-def origin_of(choice: ResolvedModel, **changes: Any) -> dict[str, Any] | None:
-    """Return the `origin` of a model that was loaded with these changes of its config; None for random weights."""
-    if choice.source is None:
+def describe_origin(resolved: ResolvedModel, **changes: Any) -> dict[str, Any] | None:
+    """Describe the `origin` of a model that was loaded with these changes of its config; None for random weights."""
+    if resolved.source is None:
         return None
-    source = choice.published.tag if choice.published else _absolute(choice.source)
-    found = {"model": source} if choice.name is None else {"model": choice.name, "weights": source}
-    return found | given(**changes)
+    source = resolved.published.tag if resolved.published else _absolute(resolved.source)
+    names = {"model": source} if resolved.name is None else {"model": resolved.name, "weights": source}
+    return names | given(**changes)
 
 
 def _absolute(name: str) -> str:
@@ -187,14 +190,14 @@ def _absolute(name: str) -> str:
 
 
 def fingerprint(model: VisionTransformer) -> str:
-    """Return a hash of the weights, and of the fields of the config that are not the defaults of ViTConfig."""
+    """Hash the weights, and the fields of the config that are not the defaults of ViTConfig."""
     defaults = ViTConfig().to_dict()  # left out, so that a field of a later version changes nothing
     config = {name: value for name, value in model.config.to_dict().items() if value != defaults[name]}
     return hash_weights(model.weights, json.dumps(config, sort_keys=True))[:16]
 
 
 def _best_dtype(model: VisionTransformer) -> str:
-    """Return the model's own dtype, or bfloat16 where it is faster than float32."""
+    """Choose the model's own dtype, or bfloat16 where it is faster than float32."""
     own = str(model.layers[1].compute_dtype)
     if own != "float32":
         return own
@@ -202,5 +205,5 @@ def _best_dtype(model: VisionTransformer) -> str:
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     flags = cpu.read_text(encoding="utf-8", errors="replace") if cpu.exists() and not gpus else ""
     is_faster = any(flag in flags for flag in CPU_FLAGS) or bool(tf.config.list_physical_devices("TPU"))
-    is_faster |= bool(gpus) and all(each.get("compute_capability", (0, 0)) >= AMPERE for each in details)
+    is_faster |= bool(gpus) and all(gpu.get("compute_capability", (0, 0)) >= AMPERE for gpu in details)
     return "bfloat16" if is_faster else "float32"

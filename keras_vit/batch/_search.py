@@ -78,18 +78,18 @@ def search(vectors: str | os.PathLike[str] | np.ndarray, queries: Any, *, top: i
     for rows, numbers, paths in _blocks(vectors, wanted.shape):
         lengths = _lengths(rows, numbers, "row")  # before the product, in which infinity makes some processors warn
         scores = wanted @ rows.T / lengths
-        for best, of_query in zip(found, scores, strict=True):
-            better = np.flatnonzero(of_query > (best[-1].score if len(best) == top else -np.inf))
-            for place in better[np.argsort(-of_query[better], kind="stable")[:top]].tolist():
+        for best, query_scores in zip(found, scores, strict=True):
+            better = np.flatnonzero(query_scores > (best[-1].score if len(best) == top else -np.inf))
+            for place in better[np.argsort(-query_scores[better], kind="stable")[:top]].tolist():
                 path = None if paths is None else paths[place].as_py()
-                best.append(Match(int(numbers[place]), path, float(of_query[place])))
+                best.append(Match(int(numbers[place]), path, float(query_scores[place])))
             best.sort(key=lambda match: -match.score)  # stable, so of equal ones the first row
             del best[top:]
     return found
 
 
 def _lengths(rows: np.ndarray, numbers: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
-    """Return the lengths of rows; raise a ValueError with the number of one that is zero or not finite."""
+    """Compute the lengths of rows; raise a ValueError with the number of one that is zero or not finite."""
     with np.errstate(over="ignore"):
         lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     if (bad := np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))).size:
@@ -98,10 +98,7 @@ def _lengths(rows: np.ndarray, numbers: Sequence[int] | np.ndarray, name: str) -
 
 
 def _blocks(vectors: Any, shape: tuple[int, ...]) -> Iterator[_Block]:
-    """Yield rows of a folder, a file or an array as float32, their numbers, and their paths or None.
-
-    `shape` is that of the queries.
-    """
+    """Yield rows as float32, their numbers, and their paths or None; `shape` is that of the queries."""
     size = max(1, BLOCK // max(shape))
     path = Path(vectors).expanduser() if isinstance(vectors, str | os.PathLike) else None
     if path is not None and path.suffix != ".npy":

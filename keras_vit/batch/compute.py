@@ -109,7 +109,7 @@ class Worker:
             yield from (future.result() for future in waiting)
 
     def _prepare(self, number: int, items: list[Item], readers: ThreadPoolExecutor) -> Batch:
-        files = list(readers.map(_read, items))
+        files = list(readers.map(_read_item, items))
         lost = [error for _, error in files if isinstance(error, OSError) and not isinstance(error, FileNotFoundError)]
         if len(lost) == self._batch_size:  # no damaged images, but a network or permissions
             raise lost[0]
@@ -131,14 +131,14 @@ class Worker:
         return Batch(number, [escaped(name) for name, _ in items], images, errors)
 
     def _pixels(self, files: list[bytes]) -> list[np.ndarray | None]:
-        """Return the pixels of files in the model's size; None for bad files, and other formats than JPEG and PNG."""
+        """Decode files in the model's size; None for bad files, and other formats than JPEG and PNG."""
         try:
             return list(np.asarray(self._decode(tf.constant(files, tf.string))))  # .numpy() would copy
         except tf.errors.OpError:  # in any of them
             return [None] if len(files) == 1 else [self._pixels([file])[0] for file in files]
 
     def _rows(self, batch: Batch) -> pa.Table:
-        """Return the rows of a batch: path, values or None, and error or None."""
+        """Compute the rows of a batch, with a path, values or None, and an error or None."""
         outputs = self._call(batch.images).numpy()[: len(batch.names)]
         with np.errstate(over="ignore"):  # it becomes an error below
             values = self._finish(outputs).astype(self._dtype)
@@ -147,17 +147,12 @@ class Worker:
             errors[place] = errors[place] or f"The model's output is not finite in {self._dtype}"
         if self._what == "classes":
             best = self._model.decode_predictions(outputs, top=1) if errors else []
-            rows = [(None,) * len(CLASSES) if error else each[0] for each, error in zip(best, errors, strict=True)]
+            rows = [(None,) * len(CLASSES) if error else top[0] for top, error in zip(best, errors, strict=True)]
             columns = [[row[place] for row in rows] for place in range(len(CLASSES))]
         else:
             is_bad = pa.array([error is not None for error in errors], pa.bool_())
             columns = [pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1], mask=is_bad)]
         return pa.table([batch.names, *columns, errors], schema=self._schema)
-
-
-def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
-    """Write output files in this process; yield the number of images in each batch."""
-    yield from Worker(model, **settings).run(folder, numbers)
 
 
 @functools.cache  # tracing takes longer than some runs
@@ -167,12 +162,12 @@ def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
 
 
 def _return_freed_memory() -> None:
-    """Return freed memory to the system. Otherwise glibc keeps 0.1 MB for each damaged image, in small pieces."""
+    """Give freed memory back to the system. Otherwise glibc keeps some for each damaged image."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
 
-def _read(item: Item) -> tuple[bytes, Exception | None]:
+def _read_item(item: Item) -> tuple[bytes, Exception | None]:
     try:
         return item[1](), None
     except DownloadError:  # ends the run: of all images, not of this one
@@ -210,7 +205,7 @@ def run_on_ray(
 
 
 def import_ray() -> Any:
-    """Return the package ray, or raise an ImportError with the command that installs it."""
+    """Import ray, or raise an ImportError with the command that installs it."""
     try:
         import ray
         import ray.data

@@ -45,7 +45,7 @@ class Folder:
     max_bytes: int = MAX_BYTES  # of an image file
 
     def file(self, number: int) -> Path:
-        """Return the path of an output file."""
+        """Path of an output file."""
         return self.path / f"part-{number:05}-of-{self.record['files']:05}.parquet"
 
     def items(self, number: int) -> Iterator[images.Item]:
@@ -55,7 +55,7 @@ class Folder:
         return images.open_items(list(map(os.fsdecode, names)), Path(self.record["working_folder"]), self.max_bytes)
 
     def read(self, name: str) -> bytes:
-        """Return the image file of a row, from its path. Errors are those of the row, or of a network."""
+        """Read the image file of a row, from its path. Errors are those of the row, or of a network."""
         file, _, number = name.rpartition("#")
         is_record = images.is_records(file) and number.isdecimal()
         place, skipped = (file, int(number)) if is_record else (name, 0)
@@ -66,14 +66,14 @@ class Folder:
         return item[1]()
 
     def finished(self) -> list[Path]:
-        """Return the finished files, in the order of their rows; raise a ValueError for a file of another run."""
+        """List the finished files, in the order of their rows; raise a ValueError for a file of another run."""
         found = sorted(self.path.glob("part-*"))
         if foreign := {*found} - {self.file(number) for number in range(self.record["files"])}:
             raise ValueError(f"{min(foreign)} is not a file of this run: move it away")
         return found
 
     def unfinished(self, first: int, step: int, *, retry_errors: bool) -> list[int]:
-        """Return the numbers of the output files from `first`, each `step`-th, that are not finished or have errors."""
+        """List the output files from `first`, each `step`-th, that are not finished or have errors, by number."""
         paths = ((number, self.file(number)) for number in range(first, self.record["files"], step))
         return [number for number, path in paths if not path.exists() or (retry_errors and _count_rows(path)[1])]
 
@@ -84,7 +84,7 @@ class Folder:
 
 
 def _count_rows(path: Path) -> tuple[int, int]:
-    """Return the numbers of rows and of errors in an output file; raise a ValueError for another or a damaged file."""
+    """Count the rows and the errors in an output file; raise a ValueError for another or a damaged file."""
     try:
         errors = pq.read_table(path, columns=["error"], partitioning=None)["error"]
     except (pa.ArrowException, KeyError, OSError) as error:
@@ -96,7 +96,7 @@ def _count_rows(path: Path) -> tuple[int, int]:
 def open_folder(
     path: Path, facts: Mapping[str, Any], first: Mapping[str, Any], origin: Mapping[str, Any] | None = None
 ) -> Folder:
-    """Return a new folder, or that of a run to be continued; raise a ValueError if it has another run.
+    """Start a new folder, or open that of a run to be continued; raise a ValueError if it has another run.
 
     `facts` are the same whenever the run is continued; `first` has the other fields of a new run's record. `origin`
     is what its field "model" says, which the records of older versions lack.
@@ -122,7 +122,7 @@ def open_folder(
 
 
 def find_folder(path: Path) -> Folder:
-    """Return the folder of a run; raise a FileNotFoundError if there is none."""
+    """Open the folder of a run; raise a FileNotFoundError if there is none."""
     if not (path / RECORD).is_file():
         raise FileNotFoundError(f"{path} is not a folder that keras-vit embed has written: it has no {RECORD}")
     return Folder(path, _read_record(path, {"what": "", "weights": "", "working_folder": ""}))
@@ -138,7 +138,7 @@ def _start(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _read_record(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a run; raise a ValueError if it or the listing is damaged."""
+    """Read the record of a run; raise a ValueError if it or the listing is damaged."""
     try:
         record = json.loads((path / RECORD).read_bytes())
         for name, value in {**expected, "files": 1, "images": 0, "records": 0}.items():

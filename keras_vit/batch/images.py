@@ -70,7 +70,7 @@ def _find(source: str) -> Iterator[str]:
 
 
 def is_records(name: str) -> bool:
-    """Return whether a file has records instead of one image."""
+    """Check if a file has records instead of one image."""
     return RECORDS.search(name) is not None
 
 
@@ -79,15 +79,15 @@ def open_items(names: list[str], base: Path, max_bytes: int = MAX_BYTES) -> Iter
     for name in names:
         place = name if "://" in name else str(base / name)
         if not is_records(name):
-            yield name, functools.partial(_read, place, max_bytes)
+            yield name, functools.partial(_read_image, place, max_bytes)
             continue
         number = 0
         try:
             for number, record in enumerate(_read_records(place), 1):
-                yield f"{name}#{number - 1}", functools.partial(_image_of, record)
+                yield f"{name}#{number - 1}", functools.partial(_extract_image, record)
         except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
             reason = f"This record and all after it cannot be read: {error_reason(str(error))}"
-            yield f"{name}#{number}", functools.partial(_image_of, ValueError(reason))
+            yield f"{name}#{number}", functools.partial(_extract_image, ValueError(reason))
 
 
 def _is_wanted(name: str) -> bool:
@@ -106,7 +106,7 @@ def _read_parquet(source: str) -> Iterator[str]:
             yield from batch[columns[0]].to_pylist()
 
 
-def _read(place: str, max_bytes: int) -> bytes:
+def _read_image(place: str, max_bytes: int) -> bytes:
     if "://" not in place:
         return read_file(place, max_bytes)
     for attempt in range(ATTEMPTS):
@@ -119,8 +119,8 @@ def _read(place: str, max_bytes: int) -> bytes:
             if failure is None and isinstance(error, (*IMAGE_ERRORS, ImportError)):
                 raise
             if failure is None:
-                raise ValueError(_described(error)) from error
-    reason = f"Lost the network: {place[:200]} failed {ATTEMPTS} times ({_described(failure)})"
+                raise ValueError(_describe_error(error)) from error
+    reason = f"Lost the network: {place[:200]} failed {ATTEMPTS} times ({_describe_error(failure)})"
     raise DownloadError(f"{reason}. Run the same command again when it answers, to go on from here") from failure
 
 
@@ -135,7 +135,7 @@ def _read_url(place: str, max_bytes: int) -> bytes:
 
 
 def _outage(error: BaseException | None) -> BaseException | None:
-    """Return the failure of a network or server behind an error: fsspec raises a FileNotFoundError for it too."""
+    """Find the failure of a network or server behind an error; fsspec raises a FileNotFoundError for it too."""
     while error is not None:
         status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(status, int):
@@ -149,7 +149,7 @@ def _outage(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def _described(error: BaseException | None) -> str:
+def _describe_error(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 
@@ -174,8 +174,8 @@ def _array_records() -> Any:
     return ArrayRecordDataSource
 
 
-def _image_of(record: bytes | Exception) -> bytes:
-    """Return the image file in a record: the record itself, or a feature of a tf.train.Example."""
+def _extract_image(record: bytes | Exception) -> bytes:
+    """Extract the image file from a record, the record itself or a feature of a tf.train.Example."""
     if isinstance(record, Exception):
         raise record
     if is_jpeg_or_png(record):

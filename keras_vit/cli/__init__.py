@@ -15,7 +15,21 @@ from keras_vit.cli import batch, demo, export, options, predict, show, train
 __all__ = ["app", "main"]
 
 
-app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
+def _read_earlier_spelling(option: str) -> str:
+    """Accept --accept-licence for --accept-license, with a warning, in this version."""
+    if option != "accept-licence":
+        return option
+    text = "keras_vit: --accept-licence is now spelled --accept-license. The next version accepts only the latter."
+    warnings.warn(text, stacklevel=2)
+    return "accept-license"
+
+
+app = typer.Typer(
+    add_completion=True,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"token_normalize_func": _read_earlier_spelling},
+)
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": show.list_models,
     "show": show.show,

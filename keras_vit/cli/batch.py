@@ -11,6 +11,10 @@ from typer import Argument, Option
 from keras_vit._util.files import MAX_BYTES, is_image
 from keras_vit.cli import options
 
+if TYPE_CHECKING:
+    from keras_vit.batch.folder import Folder
+
+ORIGIN = ("model", "weights", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
 SOURCE_HELP = "A folder, a pattern, a .txt or .parquet file of paths or URLs, or files of records."
 
 
@@ -37,7 +41,7 @@ def embed(
     found = options.find_model(model, **chosen)
     with options.quiet():
         from keras_vit import batch
-        from keras_vit.batch._embed import origin_of
+        from keras_vit.batch._embed import describe_origin
 
         result = batch.embed(
             found.load(),
@@ -52,18 +56,12 @@ def embed(
             shard=shard,
             retry_errors=retry_errors,
             engine=engine,
-            origin=origin_of(found.choice, image_size=chosen["image_size"], patch_size=chosen["patch_size"]),
+            origin=describe_origin(found.resolved, image_size=chosen["image_size"], patch_size=chosen["patch_size"]),
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     options.echo(json.dumps(result._asdict(), default=str) if as_json else text)
     if result.rows == result.errors:
         raise ValueError(f"{result.path}: none of the {result.rows:,} images could be read")
-
-
-if TYPE_CHECKING:
-    from keras_vit.batch.folder import Folder
-
-ORIGIN = ("model", "weights", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
 
 
 def search(
@@ -76,7 +74,7 @@ def search(
         Option(help="The model of the vectors; default: as the folder says.", autocompletion=options.complete_model),
     ] = None,
     weights: options.Weights = None,
-    accept_licence: options.Licence = False,
+    accept_license: options.License = False,
     as_json: options.Json = False,
 ) -> None:
     """Find the images of a folder of embeddings that are nearest to a text or an image."""
@@ -90,9 +88,9 @@ def search(
         from keras_vit.batch.folder import find_folder
 
         folder = find_folder(vectors.expanduser())
-        chosen = {"model": model, "weights": weights} if model else _origin(folder, weights)
+        chosen = {"model": model, "weights": weights} if model else _read_origin(folder, weights)
         [found] = batch.search(
-            vectors, _embedding(query, folder, chosen, accept_licence, is_stated=bool(model)), top=top
+            vectors, _embed_query(query, folder, chosen, accept_license, is_stated=bool(model)), top=top
         )
         if out:
             write_contact_sheet(out, query, folder, found)
@@ -104,8 +102,8 @@ def search(
         raise ValueError(f"{vectors} has no image that could be read")
 
 
-def _origin(folder: Folder, weights: str | None) -> dict[str, Any]:
-    """Return the arguments of `find_model` that the record has; raise a ValueError if it has none."""
+def _read_origin(folder: Folder, weights: str | None) -> dict[str, Any]:
+    """Read the arguments of `find_model` in the record, or raise a ValueError if it has none."""
     origin = folder.record.get("model")
     if weights is not None or not isinstance(origin, dict) or "model" not in origin or {*origin} - {*ORIGIN}:
         reason = "--weights is for --model" if weights else f"{folder.path} does not say of which model its vectors are"
@@ -113,14 +111,14 @@ def _origin(folder: Folder, weights: str | None) -> dict[str, Any]:
     return origin
 
 
-def _embedding(query: str, folder: Folder, chosen: dict[str, Any], accept_licence: bool, *, is_stated: bool) -> Any:
-    """Return the embedding of a text or an image by the model of the vectors, (1, width)."""
+def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool, *, is_stated: bool) -> Any:
+    """Compute the embedding of a text or an image by the model of the vectors, (1, width)."""
     from keras_vit import zoo
     from keras_vit.batch._embed import fingerprint
 
     is_text = not (is_image(query) or "://" in query or Path(query).expanduser().is_file())
     if is_stated or not is_text:
-        loaded = options.find_model(**chosen, accept_licence=accept_licence).load()
+        loaded = options.find_model(**chosen, accept_license=accept_license).load()
         if fingerprint(loaded) != folder.record["weights"]:
             raise ValueError(
                 f"{folder.path} has the embeddings of another model than {chosen['model']}: of other weights, another "

@@ -62,8 +62,8 @@ def _tour(out: Path) -> Path:
         "48 px, position embeddings interpolated": zoo.load(NAME, image_size=48),
         "48 px, fine-tuned": train.run(recipe, model=NAME, data="digits", out=out / "finetuned").model,
     }
-    for name, each in models.items():
-        print(f"{name}: {train.evaluate(each, 'digits', progress=False)}")
+    for name, variant in models.items():
+        print(f"{name}: {train.evaluate(variant, 'digits', progress=False)}")
 
     paths = [
         export.saved_model(model, out / "1").path,
@@ -113,7 +113,7 @@ def bench(
     is_exported = is_folder or model.casefold().endswith(".tflite")
     if is_exported and any(chosen.values()):
         raise ValueError(
-            f"--weights, --accept-licence, --image-size and --patch-size are for models. Received: the file {model}"
+            f"--weights, --accept-license, --image-size and --patch-size are for models. Received: the file {model}"
         )
     if is_exported and not Path(model).exists():
         raise FileNotFoundError(f"There is no exported file {model}")
@@ -170,7 +170,7 @@ def measure(timed_call: TimedCall, images: Any, rounds: int) -> dict[str, Any]:
 
 
 def _images(shape: tuple[Any, ...], dtype: str, batch: int) -> Any:
-    """Return random images: preprocessed ones, or pixels if the dtype is uint8."""
+    """Draw random images, preprocessed ones, or pixels if the dtype is uint8."""
     import numpy as np
 
     if None in shape:

@@ -142,8 +142,8 @@ def convert(
     image_size: options.Size = None,
     num_classes: options.Classes = None,
     patch_size: options.Patch = None,
-    config: options.Facts = None,
-    accept_licence: options.Licence = False,
+    config: options.ConfigFields = None,
+    accept_license: options.License = False,
     source_format: Annotated[
         str | None,
         Option("--from", help="The source's format, or a .toml table.", autocompletion=options.complete_format),
@@ -156,7 +156,7 @@ def convert(
         image_size=image_size,
         patch_size=patch_size,
         num_classes=num_classes,
-        accept_licence=accept_licence,
+        accept_license=accept_license,
         config=options.parse_fields(config) or None,
         format=source_format,
     )
@@ -172,8 +172,8 @@ def resize(
     target: Annotated[Path, Argument(help="The file to write, in the same format.")],
     image_size: Annotated[str, Argument(help="Pixels: 384 or HEIGHTxWIDTH.", callback=options.parse_size)],
     patch_size: options.Patch = None,
-    config: options.Facts = None,
-    accept_licence: options.Licence = False,
+    config: options.ConfigFields = None,
+    accept_license: options.License = False,
 ) -> None:
     """Interpolate the position embeddings of a checkpoint to another resolution, and its patches to another size."""
     from keras_vit import converters
@@ -184,10 +184,10 @@ def resize(
         source,
         image_size=image_size,
         patch_size=patch_size,
-        accept_licence=accept_licence,
+        accept_license=accept_license,
         config=options.parse_fields(config) or None,
     )
-    file = find_weights(fetch_source(found.choice))
+    file = find_weights(fetch_source(found.resolved))
     format = None if is_keras_file(file) else converters.detect(file)
     if format is None and not is_keras_file(target):
         raise ValueError(f"{file.name} is resized into another .keras file. Received: {target}")

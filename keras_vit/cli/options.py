@@ -64,7 +64,7 @@ def complete_weights(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _complete_tables(*folders: str) -> Complete:
-    """Return a function that completes the names of the .toml files in a folder of the package's data."""
+    """Create the function that completes names of .toml files in a folder of the package's data."""
 
     def complete(incomplete: str) -> list[str]:
         from keras_vit._util.files import data_folder
@@ -95,8 +95,8 @@ def checked(rule: Rule, help: str, *names: str, has_zero: bool = False, complete
 
     def check(parameter: typer.CallbackParam, value: Any) -> Any:
         value = None if has_zero and value == 0 else value
-        for each in value if isinstance(value, list) else [value]:
-            for problem in rule.problems(each, parameter.opts[0]):
+        for item in value if isinstance(value, list) else [value]:
+            for problem in rule.problems(item, parameter.opts[0]):
                 raise ValueError(problem)
         return value
 
@@ -104,7 +104,7 @@ def checked(rule: Rule, help: str, *names: str, has_zero: bool = False, complete
 
 
 def parse_size(parameter: typer.CallbackParam, text: str | None) -> Any:
-    """Return "384" as 384 and "384x256" as (384, 256); a callback, so that commands receive these."""
+    """Parse "384" to 384 and "384x256" to (384, 256); a callback, so that commands receive these."""
     if text is None:
         return None
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", text, re.ASCII | re.IGNORECASE):
@@ -114,7 +114,7 @@ def parse_size(parameter: typer.CallbackParam, text: str | None) -> Any:
 
 
 def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[str, Any]:
-    """Return ["num_heads=12", "classifier=gap"] as a dict; values are JSON, True, False or None, or else text."""
+    """Parse ["num_heads=12", "classifier=gap"] to a dict; values are JSON, True, False or None, or else text."""
     fields: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -132,8 +132,8 @@ Model = Annotated[str, Argument(help=MODEL_HELP, autocompletion=complete_model)]
 Weights = Annotated[
     str | None, Option(help="For a name: a tag of the model's card, a path or a URL.", autocompletion=complete_weights)
 ]
-Licence = Annotated[
-    bool, Option("--accept-licence", help="Accept the publisher's own terms, whose address the model's card has.")
+License = Annotated[
+    bool, Option("--accept-license", help="Accept the publisher's own terms, whose address the model's card has.")
 ]
 Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.", callback=parse_size)]
 Patch = Annotated[
@@ -141,7 +141,7 @@ Patch = Annotated[
     Option("--patch-size", help="Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.", callback=parse_size),
 ]
 Classes = Annotated[int | None, integer(0, "A new head of this many classes; 0 for none.", "--num-classes")]
-Facts = Annotated[
+ConfigFields = Annotated[
     list[str] | None,
     Option("--config", help="FIELD=VALUE that the file does not state, such as num_heads=12; may be repeated."),
 ]
@@ -158,11 +158,11 @@ def takes(*options: inspect.Parameter) -> Callable[[Callable[..., None]], Callab
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters.values()
-        named = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.kind is not one.VAR_KEYWORD]
-        required = sum(one.default is one.empty for one in named)
+        named = [option.replace(kind=option.KEYWORD_ONLY) for option in own if option.kind is not option.VAR_KEYWORD]
+        required = sum(option.default is option.empty for option in named)
         signature = inspect.Signature([*named[:required], *options, *named[required:]])
         command.__signature__ = signature  # type: ignore[attr-defined]
-        command.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
+        command.__annotations__ = {name: option.annotation for name, option in signature.parameters.items()}
         return command
 
     return decorate
@@ -196,13 +196,13 @@ def _field_option(field: Any, rule: Rule, complete: Complete | None) -> inspect.
 
 
 def _model_options(
-    *, weights: Weights = None, accept_licence: Licence = False, image_size: Size = None, patch_size: Patch = None
+    *, weights: Weights = None, accept_license: License = False, image_size: Size = None, patch_size: Patch = None
 ) -> None:
-    """Have the options that `find_model` reads beside the model."""
+    """Declare the options that `find_model` reads beside the model."""
 
 
 MODEL_OPTIONS = [*inspect.signature(_model_options, eval_str=True).parameters.values()]
-MODEL_NAMES = [one.name for one in MODEL_OPTIONS]
+MODEL_NAMES = [option.name for option in MODEL_OPTIONS]
 
 
 @contextlib.contextmanager
@@ -235,7 +235,7 @@ def quiet() -> Iterator[None]:
 
 
 def _python_stderr() -> TextIO:
-    """Return where Python writes standard error while descriptor 2 is redirected; tests replace sys.stderr anyway."""
+    """Choose where Python writes standard error while descriptor 2 is redirected; tests replace sys.stderr anyway."""
     try:
         is_descriptor = sys.stderr.fileno() == 2
     except (AttributeError, OSError):
@@ -252,7 +252,7 @@ def _copy_of_stderr() -> TextIO:
 class FoundModel(NamedTuple):
     """A model that a command was given, checked but not loaded."""
 
-    choice: ResolvedModel
+    resolved: ResolvedModel
     config: ViTConfig
     load: Callable[[], Any]  # a VisionTransformer, or a DenseModel if it `has_maps`
     has_maps: bool = False
@@ -266,7 +266,7 @@ def find_model(
     *,
     default: str | None = "default",
     num_classes: int | None = None,
-    accept_licence: bool = False,
+    accept_license: bool = False,
     needs_classes: bool = False,
     **file_facts: Any,
 ) -> FoundModel:
@@ -278,15 +278,15 @@ def find_model(
     from keras_vit.zoo.pretrained import load_any, read_config, read_maps_config, resolve
 
     changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
-    choice = replace(resolve(model, weights, default=default), accept_license=accept_licence)
-    if needs_classes and choice.published is not None and choice.published.num_classes == 0:
+    resolved = replace(resolve(model, weights, default=default), accept_license=accept_license)
+    if needs_classes and resolved.published is not None and resolved.published.num_classes == 0:
         raise _no_classes(model)
-    config = read_config(choice, changes, **file_facts)
-    has_maps = read_maps_config(choice) is not None
+    config = read_config(resolved, changes, **file_facts)
+    has_maps = read_maps_config(resolved) is not None
     if needs_classes and not has_maps and (not config.num_classes or config.projection_head):
         raise _no_classes(model)
-    load = functools.partial(load_any, choice, changes, **file_facts)
-    return FoundModel(choice, config, load, has_maps=has_maps)
+    load = functools.partial(load_any, resolved, changes, **file_facts)
+    return FoundModel(resolved, config, load, has_maps=has_maps)
 
 
 def _no_classes(model: str) -> ValueError:
@@ -298,7 +298,7 @@ def _no_classes(model: str) -> ValueError:
 
 
 def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[str] | None:
-    """Return the files that the model can read, after a warning about the others; raise an error if there are none."""
+    """Drop files that the model cannot read, with a warning; raise an error if none is left."""
     from keras_vit.model.classify import prepare
 
     errors = {file: error for file in files or () if isinstance(error := prepare(model, file), Exception)}
@@ -323,7 +323,7 @@ def check_data(data: str, data_dir: Path | None) -> None:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Return whether an error is one that a user can correct, or TensorFlow's: an operation that failed."""
+    """Check for an error that a user can correct, or TensorFlow's of an operation that failed."""
     tensorflow = sys.modules.get("tensorflow")  # never imported here
     return isinstance(error, USER_ERRORS) or (
         tensorflow is not None and hasattr(tensorflow, "errors") and isinstance(error, tensorflow.errors.OpError)
@@ -331,7 +331,7 @@ def is_user_error(error: BaseException) -> bool:
 
 
 def error_text(error: Exception) -> str:
-    """Return what to print for an error of a user."""
+    """Text to print for an error of a user."""
     text = str(error)
     if isinstance(error, OSError) and error.filename:
         return f"{error.strerror}: {error.filename}"
@@ -359,7 +359,7 @@ def print_result(result: Any, as_json: bool) -> None:
 
 
 def table_text(table: Table) -> str:
-    """Return a rich table as text, as wide as its content, without spaces at the ends of lines."""
+    """Draw a rich table as text, as wide as its content, without spaces at the ends of lines."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=TABLE_WIDTH, markup=False, emoji=False, highlight=False)
@@ -369,7 +369,7 @@ def table_text(table: Table) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Return rows of text with aligned columns, those numbered in `right` at their right edges."""
+    """Align columns of text, those numbered in `right` at their right edges."""
     from rich.table import Table
 
     table = Table.grid(*rows[0], padding=(0, 2, 0, 0))

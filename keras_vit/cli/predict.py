@@ -64,16 +64,16 @@ def predict(
         loaded = load()
         if not has_maps and loaded.config.probabilities == "sigmoid" and not as_json:
             options.echo("The probability of each class stands for itself: they need not add up to 100 %.", err=True)
-        each = (
-            functools.partial(map_each, to=to) if has_maps else functools.partial(classify_each, batch_size=batch_size)
-        )
-        results = each(loaded, files, top=top)
+        if has_maps:
+            results = map_each(loaded, files, to=to, top=top)
+        else:
+            results = classify_each(loaded, files, top=top, batch_size=batch_size)
         for file, result in track(zip(files, results, strict=True), "Classifying", total=len(files), show=show):
             if isinstance(result, Exception) and len(files) == 1 and not as_json:
                 raise result
-            rows.append(_row(file, result))
+            rows.append(_result_row(file, result))
             if not as_json:
-                options.echo(_text(rows[-1]))
+                options.echo(_format_row(rows[-1]))
     if as_json:
         options.echo(json.dumps(rows, indent=2))
     if failed := sum("error" in row for row in rows):
@@ -81,7 +81,7 @@ def predict(
 
 
 def _read_classes(text: str) -> list[str]:
-    """Return names of classes that commas separate, or the lines of a .txt file."""
+    """Read names of classes that commas separate, or the lines of a .txt file."""
     if not text.endswith(".txt"):
         return [name.strip() for name in text.split(",")]
     check_regular(Path(text))
@@ -89,22 +89,22 @@ def _read_classes(text: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _text(row: dict[str, Any]) -> str:
+def _format_row(row: dict[str, Any]) -> str:
     if "error" in row:
         return printable(f"{row['image']}: {row['error']}")
     if "depth" in row:
         depth = ", ".join(f"{name} {value:.3g}" for name, value in row["depth"].items())
         return f"{printable(row['image'])}: {depth}"
-    lines = [("", f"{each['probability']:.2%}", each["label"], f"({each['label_id']})") for each in row["predictions"]]
+    lines = [("", f"{best['probability']:.2%}", best["label"], f"({best['label_id']})") for best in row["predictions"]]
     return f"{printable(row['image'])}\n{options.aligned(lines, right=(1,))}"
 
 
-def _row(file: str, result: Any) -> dict[str, Any]:
+def _result_row(file: str, result: Any) -> dict[str, Any]:
     if isinstance(result, Exception):
         return {"image": file, "error": str(result).removeprefix(repr(file)).removeprefix(file).lstrip(": ")}
     if isinstance(result, dict):
         return {"image": file, "depth": result}
-    return {"image": file, "predictions": [each._asdict() for each in result]}
+    return {"image": file, "predictions": [prediction._asdict() for prediction in result]}
 
 
 GOLDEN = 0.618  # share of the circle between the hues of two classes: neighbours are never alike
@@ -125,12 +125,12 @@ def map_each(model: Any, files: list[str], *, to: Path | None, top: int) -> Iter
         to.mkdir(parents=True, exist_ok=True)
     for file, name in zip(files, names, strict=True):
         try:
-            yield _write(model, file, to and to / name, top)
+            yield _predict_map(model, file, to and to / name, top)
         except IMAGE_ERRORS as error:
             yield error
 
 
-def _write(model: Any, file: str, path: Path | None, top: int) -> Any:
+def _predict_map(model: Any, file: str, path: Path | None, top: int) -> Any:
     from keras_vit.model import preprocess
 
     pixels = preprocess.decode(file)
@@ -153,14 +153,14 @@ def _write(model: Any, file: str, path: Path | None, top: int) -> Any:
 
 
 def _depth_scale(max_depth: float | None, found: np.ndarray) -> float:
-    """Return the values per metre of a PNG file; of a relative map, those per unit that use all 16 bits."""
+    """Choose the values per metre of a PNG file; of a relative map, those per unit that use all 16 bits."""
     if max_depth is None:
         return 65535 / max(float(found.max()), 1e-6)
     return 1000.0 if max_depth <= MOST_METRES else 256.0
 
 
 def _depth_colours(found: np.ndarray) -> np.ndarray:
-    """Return a picture of a map of depth in colours, from its least to its largest value."""
+    """Colour a map of depth, from its least to its largest value."""
     shares = (found - found.min()) / max(float(np.ptp(found)), 1e-6)
     places = np.linspace(0, 1, len(NEAR_TO_FAR))
     channels = [np.interp(shares, places, channel) for channel in zip(*NEAR_TO_FAR, strict=True)]
@@ -194,8 +194,8 @@ def visualize(
         warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
         files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
     found = options.find_model(model, **chosen)
-    published = found.choice.published
-    title = found.choice.name or Path(model).name
+    published = found.resolved.published
+    title = found.resolved.name or Path(model).name
     card = f"{title}, {published.tag}\n\n{published}" if published else None
     with options.quiet():
         from keras_vit.visualize.report_page import report

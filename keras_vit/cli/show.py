@@ -32,7 +32,7 @@ def list_models(
 ) -> None:
     """List the models of the zoo, with an empty line between families.
 
-    A line has the parameters, the image size, the reported ImageNet accuracy and the licence of the recommended
+    A line has the parameters, the image size, the reported ImageNet accuracy and the license of the recommended
     weights, and then the tags of all weights.
     """
     from keras_vit.zoo import catalogue
@@ -50,15 +50,15 @@ def list_models(
         options.echo(json.dumps(rows, indent=2))
         return
     none = f"keras-vit: no model of the zoo matches {pattern!r:.200}; keras-vit list shows all"
-    table = [_line(catalogue.rows(card)[0], card.weights) for card in cards]
+    table = [_table_row(catalogue.rows(card)[0], card.weights) for card in cards]
     lines = iter(options.aligned(table, right=(1, 2)).splitlines() if cards else ())
     families = [[next(lines) for _ in group] for _, group in itertools.groupby(cards, lambda card: card.family)]
     options.echo("\n\n".join(map("\n".join, families)) or none, err=not cards)
 
 
-def _line(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
-    """Return the cells of `list` for the recommended weights of a model, whose row `zoo.table` has."""
-    found = next((each for each in row["accuracy"] if each["dataset"] == "imagenet2012"), None)
+def _table_row(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
+    """Cells of `list` for the recommended weights of a model, whose row `zoo.table` has."""
+    found = next((measured for measured in row["accuracy"] if measured["dataset"] == "imagenet2012"), None)
     accuracy = f"{found['value']:.2f} % {found['metric'].replace('top-1', '').lstrip(', ')}".strip() if found else "-"
     parameters = f"{row['parameters'] / 1e6:,.1f} M"
     return (row["name"], parameters, f"{row['image_size']} px", accuracy, row["license"], ", ".join(tags))
@@ -103,7 +103,7 @@ def _print_named_weights(name: str) -> None:
 
 
 def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str, Any]:
-    """Return the numbers of `show` for one image: sizes, parameters, bytes, and operations (a multiply-add is two)."""
+    """Compute the numbers of `show` for one image: sizes, parameters, bytes, and operations (a multiply-add is two)."""
     from keras_vit.model.cost import count
 
     counted = count(config)
@@ -125,7 +125,7 @@ def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str,
 
 
 def summary(weights: Weights | SimpleNamespace, config: ViTConfig) -> str:
-    """Return the text that `show` prints above the card, at most 100 columns wide."""
+    """Write the text that `show` prints above the card, at most 100 columns wide."""
     numbers = describe(weights, config)
     height, width = config.size
     rows, columns = config.grid
@@ -165,7 +165,7 @@ def _parts_table(numbers: dict[str, Any], config: ViTConfig) -> str:
 
 
 def _amounts(numbers: dict[str, Any]) -> tuple[str, str]:
-    """Return parameters and operations as text; zeros are left out."""
+    """Format parameters and operations; zeros are left out."""
     parameters, flops = numbers["parameters"], numbers["flops"]
     return f"{parameters:,}" if parameters else "", scaled(flops, 1000, OPERATIONS).rstrip() if flops else ""
 

@@ -40,7 +40,7 @@ def train(
         str | None,
         Option(help="Model to learn from, for recipes such as distill.", autocompletion=options.complete_model),
     ] = None,
-    accept_licence: options.Licence = False,
+    accept_license: options.License = False,
     continue_from: Annotated[
         Path | None, Option(help="Folder of a run: start a new one from its weights, with its recipe and data.")
     ] = None,
@@ -70,10 +70,10 @@ def train(
         options.check_data(data, data_dir)
     if chosen and model:
         default = "default" if chosen.start == "pretrained" else None
-        found = options.find_model(model, weights, default=default, accept_licence=accept_licence)
+        found = options.find_model(model, weights, default=default, accept_license=accept_license)
         found.config.replace(**chosen.config_changes(found.config))
     if teacher:
-        options.find_model(teacher, accept_licence=accept_licence)
+        options.find_model(teacher, accept_license=accept_license)
     if continue_from:
         folder = out or Path(f"{continue_from}-continued")
     else:
@@ -213,4 +213,4 @@ def plan(
             ema=ema,
             peak_tflops=peak_tflops,
         )
-    options.print_result(dataclasses.replace(planned, name=found.choice.name or Path(model).name), as_json)
+    options.print_result(dataclasses.replace(planned, name=found.resolved.name or Path(model).name), as_json)

@@ -5,7 +5,7 @@ Operations, their order and the meaning of a magnitude follow `distort_image_wit
 is not the mean, and thresholds wrap at 256.
 
 Most operations see an image as (height, width * channels): broadcasting along a last axis of three, tf.where and slices
-of step -1 take TensorFlow up to ten times as long as the arithmetic around them.
+of step -1 take TensorFlow much longer than the arithmetic around them.
 
 Pixels are 0..255; normalisation comes last. Sources: vit_jax/input_pipeline.py, and big_vision's `pp/ops_image.py`
 (crops, flip), `utils.py` (mixup) and `pp/autoaugment.py` (RandAugment, in `randaugment.py`).
@@ -54,8 +54,8 @@ def randaugment(image: Any, *, layers: int, magnitude: float, seed: Any) -> Any:
     for layer in range(layers):
         choice, *inputs = tf.unstack(draws[layer])
         index = tf.cast(choice * len(branches), tf.int32)
-        # tf.switch_case would add a Switch for each input of about 300 operations and visit all of them, which takes
-        # longer than the chosen branch. This runs only that branch.
+        # tf.switch_case would add a Switch for each input of all branches and visit them, which takes longer than the
+        # chosen branch. This runs only that branch.
         (image,) = tf.raw_ops.StatelessCase(
             branch_index=index, input=[image, *inputs], Tout=[tf.uint8], branches=branches, output_shapes=[shape]
         )

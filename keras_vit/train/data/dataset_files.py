@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from keras_vit._util.text import error_reason, escaped
 from keras_vit.model import images
-from keras_vit.model.images import check_image
 
 PNG = b"\x89PNG"
 PILLOW_FORMATS = ("BMP", "GIF", "TIFF", "WEBP")  # besides JPEG and PNG
@@ -45,12 +44,12 @@ def python_errors(path: str) -> Iterator[None]:
 
 
 def is_remote(path: str) -> bool:
-    """Return whether TensorFlow's file systems have to be used; Python's accept names that are not valid UTF-8."""
+    """Check if a path needs TensorFlow's file systems; Python's accept names that are not valid UTF-8."""
     return "://" in path
 
 
 def is_folder(path: str) -> bool:
-    """Return whether a local or remote path is a folder, or a link to one."""
+    """Check if a local or remote path is a folder, or a link to one."""
     return tf.io.gfile.isdir(path) if is_remote(path) else Path(path).is_dir()
 
 
@@ -76,7 +75,7 @@ def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
 
 
 def list_files(folder: str) -> tuple[list[str], list[str]]:
-    """Return the sorted names of a folder's files, and of everything that has no content to read.
+    """List a folder's files, and everything that has no content to read, sorted.
 
     The others are folders ("name/"), broken links, named pipes, sockets, and devices such as a link to /dev/zero.
     """
@@ -91,7 +90,7 @@ def list_files(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _kind(entry: os.DirEntry[str]) -> tuple[str, bool]:
-    """Return the name of a local entry, with a slash for a folder, and whether it is a regular file; follow links."""
+    """Name of a local entry, with a slash for a folder, and True for a regular file; links are followed."""
     try:
         return entry.name + "/" * entry.is_dir(), entry.is_file()
     except OSError:  # a link to itself
@@ -99,14 +98,17 @@ def _kind(entry: os.DirEntry[str]) -> tuple[str, bool]:
 
 
 def read_image(path: tf.Tensor | bytes) -> tf.Tensor:
-    """Return the content of an image file as JPEG or PNG; unchanged if Pillow cannot read it either."""
+    """Read an image file as JPEG or PNG; unchanged if Pillow cannot read it either."""
     data = tf.io.read_file(path)
     is_plain = tf.io.is_jpeg(data) | (tf.strings.substr(data, 0, len(PNG)) == PNG)
-    converted = lambda: tf.numpy_function(_as_png, [data], tf.string, stateful=False)  # noqa: E731
-    return tf.ensure_shape(tf.cond(is_plain, lambda: data, converted), ())
+
+    def convert() -> tf.Tensor:
+        return tf.numpy_function(_convert_to_png, [data], tf.string, stateful=False)
+
+    return tf.ensure_shape(tf.cond(is_plain, lambda: data, convert), ())
 
 
-def _as_png(file: Any) -> Any:
+def _convert_to_png(file: Any) -> Any:
     """Convert the first picture of a BMP, GIF, TIFF or WebP file, a string scalar; return other data unchanged."""
     data = np.asarray(file, object).item()  # bytes in a graph, an array outside
     try:
@@ -120,15 +122,15 @@ def _as_png(file: Any) -> Any:
 
 
 def is_decodable(image: tf.Tensor | bytes) -> bool:
-    """Return whether an encoded image is a complete JPEG or PNG file that `model.preprocess` would read."""
+    """Check that an encoded image is a complete JPEG or PNG file that `model.preprocess` would read."""
     try:
-        check_image(image)
-        # At an eighth of its size a JPEG decodes more than twice as fast, and the same damage is found.
+        images.check_image(image)
+        # At an eighth of its size a JPEG decodes faster, and the same damage is found.
         return bool(tf.size(tf.io.decode_jpeg(image, channels=3, ratio=8)))
     except (ValueError, tf.errors.InvalidArgumentError):
         return False
 
 
 def hash64(text: str) -> int:
-    """Return 64 bits of a text with a file name, which may not be valid UTF-8."""
+    """Hash a text with a file name, which may not be valid UTF-8, to 64 bits."""
     return int.from_bytes(hashlib.blake2b(os.fsencode(text), digest_size=8).digest(), "big")

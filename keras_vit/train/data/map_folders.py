@@ -31,14 +31,14 @@ from keras_vit.train.data.dataset_files import is_folder, list_files, python_err
 from keras_vit.train.data.folder_source import (
     EVALUATION_FOLDERS,
     TRAIN,
-    Listing,
-    Part,
-    choose_parts,
+    ImageList,
+    Subset,
+    choose_subsets,
     is_image,
     is_visible,
     leave_out,
-    list_parts,
-    open_listing,
+    list_subsets,
+    open_images,
     unread_files,
 )
 from keras_vit.train.data.split import Data, DataRequest, RandomAccess
@@ -53,7 +53,7 @@ _BIT_DEPTH, _COLOUR_TYPE = 24, 25  # their places in a PNG file
 
 
 def find_kind(folder: str, request: DataRequest) -> str | None:
-    """Return "masks" or "depth" for a folder, or split folders, with such maps; None for another layout."""
+    """Detect "masks" or "depth" in a folder or its split folders; None for another layout."""
     for split in (None, TRAIN, *EVALUATION_FOLDERS, request.train_split, request.eval_split):
         place = f"{folder}/{split}" if split else folder
         if is_folder(f"{place}/{IMAGES}"):
@@ -66,10 +66,10 @@ def find_kind(folder: str, request: DataRequest) -> str | None:
 
 
 def open_map_folder(folder: str, kind: str, request: DataRequest) -> Data:
-    """Return the data set in a local or remote folder."""
-    train, evaluation, _ = choose_parts(folder, request)
-    listings = list_parts(train, evaluation, lambda part: _list_part(folder, kind, part))
-    if misfits := unread_files(listings):
+    """Open a local or remote folder of images and maps as a data set."""
+    train, evaluation, _ = choose_subsets(folder, request)
+    image_lists = list_subsets(train, evaluation, lambda subset: _list_subset(folder, kind, subset))
+    if misfits := unread_files(image_lists):
         message = f"Files of {escaped(folder)} without a partner of the same name: {abbreviated(misfits)}."
         leave_out(message, f"{len(misfits):,}", fail=request.on_bad_image == "fail")
     read: Callable[[bytes], np.ndarray] = read_mask
@@ -78,19 +78,19 @@ def open_map_folder(folder: str, kind: str, request: DataRequest) -> Data:
     if kind == "depth":
         make_task, read = Depth, functools.partial(read_depth, scale=_depth_scale(folder))
     else:
-        class_names = _class_names(folder, listings)
+        class_names = _class_names(folder, image_lists)
     task, dtype = make_task(num_classes=len(class_names)), tf.float32 if kind == "depth" else tf.uint8
 
-    def open_maps(listing: Listing) -> RandomAccess:
-        return open_listing(
-            listing,
+    def open_maps(image_list: ImageList) -> RandomAccess:
+        return open_images(
+            image_list,
             request,
-            labels=[os.fsencode(f"{folder}/{name}") for name in listing.labels],
-            read_label=lambda path: _load_in_graph(path, read, dtype),
-            check_label=lambda index: _check_map(listing, index, task, read),
+            labels=[os.fsencode(f"{folder}/{name}") for name in image_list.labels],
+            read_label=lambda path: _read_map_in_graph(path, read, dtype),
+            check_label=lambda index: _check_map(image_list, index, task, read),
         )
 
-    splits = [open_maps(listing) if listing else None for listing in listings]
+    splits = [open_maps(image_list) if image_list else None for image_list in image_lists]
     return Data(
         name=escaped(folder),
         train=splits[0],
@@ -102,12 +102,12 @@ def open_map_folder(folder: str, kind: str, request: DataRequest) -> Data:
     )
 
 
-def _list_part(folder: str, kind: str, part: Part) -> Listing:
-    """List the images of a part that have a map; files without a partner are unread."""
+def _list_subset(folder: str, kind: str, subset: Subset) -> ImageList:
+    """List the images of a subset that have a map; files without a partner are unread."""
     images: list[str] = []
     maps: list[str] = []
     unread: list[str] = []
-    for place in part.places:
+    for place in subset.places:
         pairs, others = _pair(folder, f"{place}{IMAGES}", f"{place}{kind}", SUFFIXES[kind])
         images += [pair[0] for pair in pairs]
         maps += [pair[1] for pair in pairs]
@@ -117,11 +117,11 @@ def _list_part(folder: str, kind: str, part: Part) -> Listing:
                 f"{escaped(f'{folder}/{place}')} has no image with a map. Expected: {IMAGES}/name.jpg and "
                 f"{kind}/name.png. Received: {abbreviated(others) or 'empty folders'}"
             )
-    return Listing(folder, images, np.array(maps, object), unread).of_part(part)
+    return ImageList(folder, images, np.array(maps, object), unread).select(subset)
 
 
 def _pair(folder: str, images: str, maps: str, suffixes: tuple[str, ...]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return pairs of files with the same name but for the suffix, and all other files and folders."""
+    """Pair files with the same name but for the suffix; also list all other files and folders."""
     found: list[dict[str, list[str]]] = []
     others: list[str] = []
     for place, is_wanted in ((images, is_image), (maps, lambda name: name.lower().endswith(suffixes))):
@@ -133,8 +133,8 @@ def _pair(folder: str, images: str, maps: str, suffixes: tuple[str, ...]) -> tup
             else:
                 by_stem.setdefault(PurePosixPath(name).stem, []).append(f"{place}/{name}")
         found.append(by_stem)
-    stems = {stem for each in found for stem in each}
-    groups = {stem: [each.get(stem, []) for each in found] for stem in sorted(stems)}
+    stems = {stem for by_stem in found for stem in by_stem}
+    groups = {stem: [by_stem.get(stem, []) for by_stem in found] for stem in sorted(stems)}
     if unclear := [name for group in groups.values() if max(map(len, group)) > 1 for names in group for name in names]:
         raise ValueError(
             f"{escaped(folder)} must have one image and one map of a name. Received: {abbreviated(unclear)}"
@@ -144,7 +144,7 @@ def _pair(folder: str, images: str, maps: str, suffixes: tuple[str, ...]) -> tup
 
 
 def _read_text(path: str) -> str | None:
-    """Return the text of a file, or None if there is none."""
+    """Read a text file; None if there is none."""
     if not tf.io.gfile.exists(path):
         return None
     try:
@@ -153,8 +153,8 @@ def _read_text(path: str) -> str | None:
         raise ValueError(f"{escaped(path)} must be text in UTF-8") from None
 
 
-def _class_names(folder: str, listings: Sequence[Listing | None]) -> tuple[str, ...]:
-    """Return the names in classes.txt; without it the numbers up to the largest in any mask."""
+def _class_names(folder: str, image_lists: Sequence[ImageList | None]) -> tuple[str, ...]:
+    """Read the names in classes.txt; without it they are the numbers up to the largest in any mask."""
     text = _read_text(f"{folder}/{CLASSES}")
     if text is not None:
         names = tuple(line.strip() for line in text.strip().splitlines())
@@ -164,11 +164,11 @@ def _class_names(folder: str, listings: Sequence[Listing | None]) -> tuple[str, 
                 f"Received: {abbreviated(names) or 'an empty file'}"
             )
         return names
-    paths = [f"{folder}/{name}" for listing in listings if listing for name in listing.labels]
+    paths = [f"{folder}/{name}" for image_list in image_lists if image_list for name in image_list.labels]
 
     def count(path: str) -> int:
         try:
-            return Segmentation.count_classes(_load(path, read_mask))
+            return Segmentation.count_classes(_read_map(path, read_mask))
         except ValueError:  # reported when the map is read
             return 0
 
@@ -190,11 +190,11 @@ def _depth_scale(folder: str) -> float:
     return scale
 
 
-def _check_map(listing: Listing, index: int, task: Any, read: Callable[[bytes], np.ndarray]) -> str | None:
-    """Return why the map of an image cannot be used; raise a ValueError for a map with numbers of other classes."""
-    image, map = (f"{listing.folder}/{names[index]}" for names in (listing.files, listing.labels))
+def _check_map(image_list: ImageList, index: int, task: Any, read: Callable[[bytes], np.ndarray]) -> str | None:
+    """Explain why a map cannot be used, if so; raise a ValueError for a map with numbers of other classes."""
+    image, map = (f"{image_list.folder}/{names[index]}" for names in (image_list.files, image_list.labels))
     try:
-        values = _load(map, read)
+        values = _read_map(map, read)
         _check_size(image, map, values)
     except ValueError as error:
         return f"has a map that does not fit: {error}"
@@ -203,7 +203,7 @@ def _check_map(listing: Listing, index: int, task: Any, read: Callable[[bytes], 
 
 
 def read_mask(data: bytes) -> np.ndarray:
-    """Return the numbers of classes in a PNG file, uint8 (height, width)."""
+    """Decode the numbers of classes in a PNG file, uint8 (height, width)."""
     mode, values = _decode_png(data)
     if mode not in ONE_CHANNEL:
         raise ValueError(
@@ -217,7 +217,7 @@ def read_mask(data: bytes) -> np.ndarray:
 
 
 def read_depth(data: bytes, scale: float = MILLIMETRES) -> np.ndarray:
-    """Return the distances in a PNG or .npy file in metres, float32 (height, width); 0 where they are not known."""
+    """Decode the distances in a PNG or .npy file, float32 (height, width) in metres; 0 where they are not known."""
     if data.startswith(b"\x93NUMPY"):
         values = np.load(io.BytesIO(data), allow_pickle=False)
         if values.ndim != 2 or values.dtype.kind != "f":
@@ -234,7 +234,7 @@ def read_depth(data: bytes, scale: float = MILLIMETRES) -> np.ndarray:
 
 
 def _decode_png(data: bytes) -> tuple[str, np.ndarray]:
-    """Return the mode of an image in Pillow and its values."""
+    """Decode a PNG file into Pillow's mode and its values."""
     try:
         from PIL import Image
     except ImportError:
@@ -249,7 +249,7 @@ def _decode_png(data: bytes) -> tuple[str, np.ndarray]:
         raise ValueError(f"cannot be decoded as PNG: {str(error) or type(error).__name__}") from None
 
 
-def _load(path: str, read: Callable[[bytes], np.ndarray]) -> np.ndarray:
+def _read_map(path: str, read: Callable[[bytes], np.ndarray]) -> np.ndarray:
     """Read a local or remote file of a map; the ValueError about its content names it."""
     with python_errors(path):
         data = tf.io.read_file(os.fsencode(path)).numpy()
@@ -259,11 +259,11 @@ def _load(path: str, read: Callable[[bytes], np.ndarray]) -> np.ndarray:
         raise ValueError(f"{escaped(path)} {error}") from None
 
 
-def _load_in_graph(path: Any, read: Callable[[bytes], np.ndarray], dtype: tf.DType) -> Any:
+def _read_map_in_graph(path: Any, read: Callable[[bytes], np.ndarray], dtype: tf.DType) -> Any:
     """Read the file of a map in a graph: (height, width)."""
 
     def in_python(name: Any) -> np.ndarray:
-        return _load(os.fsdecode(np.asarray(name, object).item()), read)
+        return _read_map(os.fsdecode(np.asarray(name, object).item()), read)
 
     return tf.ensure_shape(tf.numpy_function(in_python, [path], dtype, stateful=False), (None, None))
 

@@ -20,7 +20,6 @@ from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Task
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data import augment
-from keras_vit.train.data.augment import randaugment
 from keras_vit.train.data.split import Example, Order, Split
 
 CORES = os.cpu_count() or 1
@@ -51,14 +50,14 @@ class ModelInput(NamedTuple):
         return cls(pair(shape[1:3], "image_size"), shape[3], preprocessing or own)
 
     def prepare_function(self) -> Callable[[Any], Any]:
-        """Return the function that prepares images as `model.preprocess` does."""
+        """Create the function that prepares images as `model.preprocess` does."""
         return preprocess.preprocessing_function(**self._asdict())
 
 
 def training_batches(
     split: Split, recipe: Recipe, *, model_input: ModelInput, task: Task, order: Order
 ) -> tf.data.Dataset:
-    """Return an endless stream of augmented batches: one per local replica for each batch of `order`.
+    """Stream augmented batches without end, one per local replica for each batch of `order`.
 
     The recipe's crop, flip, shift and RandAugment come first, then the mean and deviation of the model's preprocessing
     (its resizing is used for `crop="none"` only), then mixup; the seed of `order` seeds them all. A batch has `image`,
@@ -68,7 +67,7 @@ def training_batches(
     without_resizing = dataclasses.replace(model_input.preprocessing, resize="squash", crop_fraction=1.0)
     prepare = model_input._replace(preprocessing=without_resizing).prepare_function()
 
-    # Compiled by XLA into one pass over the pixels: as single operations it took a seventh of the pipeline's time.
+    # XLA compiles this into one pass over the pixels, which is faster than single operations.
     @tf.function(jit_compile=True)
     def prepare_and_mix(image: Any, weight: Any) -> Any:
         return augment.mixup(prepare(image), weight)
@@ -98,7 +97,7 @@ def evaluation_batches(
     model_input: ModelInput,
     task: Task,
 ) -> tf.data.Dataset:
-    """Return every example that can be used once, prepared as `model.preprocess` does, in batches of equal size.
+    """Stream every usable example once, prepared as `model.preprocess` does, in batches of equal size.
 
     `only` are the indices of the examples to read; None reads all. `shard` is a worker's number and the number of
     workers: all get equally many batches, a multiple of `multiple`. Black images of weight 0 fill the last batches, as
@@ -126,7 +125,7 @@ def evaluation_batches(
 
 
 def _augmentation(recipe: Recipe, model_input: ModelInput, seed: int) -> Callable[[Example], Example]:
-    """Return the function that augments one example. A map moves with its image."""
+    """Create the function that augments one example. A map moves with its image."""
     base = np.uint64(seed).astype(np.int64)
     # Values stay 0..255. The official crops are resized bilinearly; without a crop the model's own resizing is used.
     own = model_input.preprocessing if recipe.crop == "none" else Preprocessing()
@@ -152,7 +151,7 @@ def _augmentation(recipe: Recipe, model_input: ModelInput, seed: int) -> Callabl
         if recipe.shift:
             image = augment.random_shift(image, draws[3:], max_share=recipe.shift)
         if recipe.randaugment_layers:
-            image = randaugment(
+            image = augment.randaugment(
                 tf.saturate_cast(image, tf.uint8),
                 layers=recipe.randaugment_layers,
                 magnitude=recipe.randaugment_magnitude,
@@ -171,7 +170,7 @@ def _move_map(label: Any, move: Callable[[Any], Any]) -> Any:
 def _crop_function(
     recipe: Recipe, size: tuple[int, int], resize: Callable[[Any, tuple[int, int]], Any]
 ) -> Callable[[Any, Any, Any], Any]:
-    """Return the function from (image, seed, two draws) to a part in the model's size; the image may be encoded."""
+    """Create the function that crops (image, seed, two draws) to the model's size; the image may be encoded."""
     if recipe.crop == "inception":
         return lambda image, seed, draws: resize(augment.inception_crop(image, seed, min_area=recipe.min_area), size)
     if recipe.crop == "random":
@@ -184,7 +183,7 @@ def _crop_function(
 
 
 def decode(image: Any) -> Any:
-    """Return pixels, upright; `image` may be a JPEG or PNG file."""
+    """Decode a JPEG or PNG file to upright pixels; pixels stay as they are."""
     if image.dtype != tf.string:
         return image
     return images.decode_pixels(image, images.read_orientation(image))

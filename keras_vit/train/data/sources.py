@@ -69,7 +69,7 @@ def open_data(data: Any, **options: Any) -> Data:
 
 
 def _find_folder(name: str) -> str | None:
-    """Return the folder at this path, or None for the name of a data set."""
+    """Find the folder at this path; None for the name of a data set."""
     if name == tfds_source.DIGITS:
         return None
     path = name if "://" in name else str(Path(name).expanduser())
@@ -127,7 +127,7 @@ def _accepted_labels() -> str:
 
 
 def _check_arrays(split: str, pair: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels as arrays; check their dtypes, ranks and lengths."""
+    """Convert images and labels to arrays, and check their dtypes, ranks and lengths."""
     try:
         images, labels = (np.asarray(array) for array in pair)
     except (TypeError, ValueError) as error:
@@ -150,7 +150,7 @@ def _check_arrays(split: str, pair: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stated_classes(data: Mapping[str, Any]) -> int | None:
-    """Return the number of classes that the caller states, if any."""
+    """Number of classes that the caller states, if any."""
     stated = {len(data["class_names"])} if "class_names" in data else set()
     if "num_classes" in data:
         stated.add(int(data["num_classes"]))

@@ -68,7 +68,7 @@ class Order:
 def positions(
     order: Order, count: int, replace: Callable[[tf.Tensor], tf.Tensor] = lambda index: index
 ) -> tf.data.Dataset:
-    """Return the worker's endless stream of (position, index), int64 scalars; an epoch has `count` examples.
+    """Create the worker's endless stream of (position, index), int64 scalars; an epoch has `count` examples.
 
     `replace` maps the indices of a batch to those that are read in their place.
     """
@@ -80,7 +80,7 @@ def positions(
             index = _permute(index, epoch=position // count, seed=order.seed, count=count)
         return position, replace(index)
 
-    # A batch at a time: one call per position takes three times as long.
+    # A batch at a time, which is faster than one call per position.
     batches = tf.data.Dataset.range(order.start, MAX_BATCHES)
     return batches.map(batch_positions, num_parallel_calls=AHEAD, deterministic=True).unbatch()
 
@@ -120,7 +120,7 @@ class Damage:
         self._warned = 0
 
     def is_readable(self, index: int) -> bool:
-        """Return whether an image can be used; raise a ValueError if that must not be."""
+        """Check one image, or raise the ValueError of `fail` if it cannot be used."""
         if not self._states[index]:
             try:
                 reason = self._check(index)
@@ -138,19 +138,21 @@ class Damage:
         return bool(self._states[index] == self.GOOD)
 
     def are_readable(self, indices: Indices) -> npt.NDArray[np.bool_]:
-        """Return whether each of some images can be used."""
+        """Check several images in parallel."""
         new = indices[self._states[indices] == 0].tolist()
         if new:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 list(pool.map(self.is_readable, new))
         return self._states[indices] == self.GOOD
 
-    def replaced(self, indices: Indices) -> Indices:
-        """Return for each index the first from it on of an image that can be used; after the last comes number 0."""
+    def replace_unreadable(self, indices: Indices) -> Indices:
+        """Replace each unusable image by the next usable one; after the last comes number 0."""
         is_bad = ~self.are_readable(indices)
-        return np.array([self._next(index) if bad else index for index, bad in zip(indices, is_bad, strict=True)])
+        return np.array(
+            [self._next_readable(index) if bad else index for index, bad in zip(indices, is_bad, strict=True)]
+        )
 
-    def _next(self, index: int) -> int:
+    def _next_readable(self, index: int) -> int:
         for number in range(index + 1, index + self._count):
             if self.is_readable(number % self._count):
                 return number % self._count
@@ -190,7 +192,7 @@ class Split(abc.ABC):
         return len(self.damage.reasons) if self.damage else 0
 
     def is_readable(self, index: int) -> bool:
-        """Return whether an example can be used."""
+        """Check one example; those outside of folders always count as readable."""
         return self.damage is None or self.damage.is_readable(index)
 
     def warn_skipped(self) -> None:
@@ -200,26 +202,26 @@ class Split(abc.ABC):
 
     @abc.abstractmethod
     def examples(self, order: Order) -> tf.data.Dataset:
-        """Return an endless stream of examples; the next that can be used replaces one that cannot."""
+        """Stream examples without end; the next usable one replaces one that cannot be used."""
 
     @abc.abstractmethod
     def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        """Return every example that can be used, or `only` some indices, in order; a shard has every `shards`-th."""
+        """Stream every usable example once, or `only` some indices, in order; a shard has every `shards`-th."""
 
     @abc.abstractmethod
     def labels(self) -> np.ndarray:
-        """Return the labels of all examples in order; no image is decoded."""
+        """Labels of all examples in order; no image is decoded."""
 
     def renumbered(self, example: Example) -> Example:
-        """Return an image and its label with the new numbers of its classes."""
+        """Give the label of an example the new numbers of its classes."""
         return example if self.renumber is None else {**example, "label": self.renumber(example["label"])}
 
     def name_of(self, index: int) -> str:
-        """Return the name of an example for messages."""
+        """Name of an example for messages."""
         return f"example {index} of {self.name}"
 
     def first_bad(self, order: Order, *, batches: int = 1) -> str | None:
-        """Return the name of the first image in an order's first batches that cannot be decoded, or None.
+        """Find the first image in an order's first batches that cannot be decoded, and name it; None if all can.
 
         Raises the error that ended the reading, if it was ours.
         """
@@ -245,7 +247,7 @@ class RandomAccess(Split):
         """See `Split`."""
         if self.damage is None:
             return self._read(positions(order, self.count))
-        replace = functools.partial(_in_python, self.damage.replaced, dtype=tf.int64)
+        replace = functools.partial(_in_python, self.damage.replace_unreadable, dtype=tf.int64)
         return self._read(positions(order, self.count, replace))
 
     def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
@@ -254,7 +256,7 @@ class RandomAccess(Split):
         indices = tf.data.Dataset.from_tensor_slices(chosen[shard::shards])
         if damage := self.damage:
             batches = indices.batch(CHECKED_AT_ONCE).map(
-                lambda each: (each, _in_python(damage.are_readable, each, dtype=tf.bool)), num_parallel_calls=AHEAD
+                lambda batch: (batch, _in_python(damage.are_readable, batch, dtype=tf.bool)), num_parallel_calls=AHEAD
             )
             indices = batches.unbatch().filter(lambda _, is_readable: is_readable).map(lambda index, _: index)
         return self._read(indices.map(lambda index: (index, index)))
@@ -310,7 +312,7 @@ class Data:
     multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1
 
     def training_split(self) -> Split:
-        """Return the training images, or raise a ValueError."""
+        """Training images, or a ValueError if there are none."""
         if self.train is None:
             raise ValueError(f"{self.name} has no training images")
         return self.train
@@ -341,7 +343,7 @@ class DataRequest:
         one_of("on_bad_image", self.on_bad_image, ("skip", "fail"))
 
     def stored(self) -> dict[str, str] | None:
-        """Return the arguments that find the data again, as text, folders with their whole paths; None for arrays."""
+        """Arguments that find the data again, as text, folders with their whole paths; None for arrays."""
         if not isinstance(self.data, str | os.PathLike):
             return None
         names = ("data", "data_dir", "train_split", "eval_split")
@@ -353,7 +355,7 @@ class DataRequest:
 
 
 def are_comparable(labels: str | tuple[str, ...] | None, num_classes: int, class_names: Sequence[str] | None) -> bool:
-    """Return whether model and data both have names of their classes. A model's numbers are names of numbers only."""
+    """Check that model and data both name their classes. A model's numbers are names of numbers only."""
     if not labels or not class_names:
         return False
     return labels != tuple(map(str, range(num_classes))) or not set(labels).isdisjoint(class_names)
@@ -370,7 +372,7 @@ def check_kind(data: Data, task: Task) -> None:
 
 
 def match_data(data: Data, labels: str | tuple[str, ...] | None, num_classes: int) -> Data:
-    """Return a data set whose labels are numbers of a model's classes, of which it may have some only.
+    """Renumber the labels of a data set as a model's classes, of which it may have some only.
 
     Without names of both (`labels` None) there is nothing to compare but the number of classes. Data with classes that
     the model does not have are a ValueError.

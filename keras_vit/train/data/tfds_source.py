@@ -21,7 +21,7 @@ from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model import images
 from keras_vit.model.task import Classification
 from keras_vit.train.data.dataset_files import READ_ERRORS, list_files
-from keras_vit.train.data.folder_source import ALL, HELD_OUT, TRAIN, spelled
+from keras_vit.train.data.folder_source import ALL, HELD_OUT, TRAIN, normalize_name
 from keras_vit.train.data.split import (
     LABELS_AT_ONCE,
     MAX_BATCHES,
@@ -37,6 +37,29 @@ from keras_vit.train.data.split import (
 Parse = Callable[[tf.Tensor, tf.Tensor], Example]  # from the index and the record of an example
 PREPARE_AGAIN = "Prepare the data set again"
 INTERLEAVED_FILES = 16  # so that one shuffle buffer holds records of many files
+DIGITS = "digits"
+MARKER = "features.json"  # every prepared folder has this file
+EVALUATION_SPLITS = ("validation", "val", "test")  # the first that exists is the evaluation split
+MEMORY = 2**30  # bytes of records kept per split: all of them, or those in a shuffle buffer
+# Names of an image and of its label, where `supervised_keys` does not state them: those of classes and of maps.
+PAIRS = (
+    ("image", "label"),
+    ("image", "segmentation_mask"),
+    ("image", "segmentation_label"),
+    ("image_left", "segmentation_label"),
+    ("image", "annotation"),
+    ("image", "depth"),
+)
+
+
+class Schema(NamedTuple):
+    """The features of a data set that are read."""
+
+    image: str  # name of the image feature
+    label: str  # name of the label feature
+    class_names: tuple[str, ...] = ()
+    multi_label: bool = False  # whether the label is a sequence of classes
+    task: type[Any] = Classification
 
 
 class RecordFiles:
@@ -47,12 +70,12 @@ class RecordFiles:
 
     def __init__(self, instructions: Sequence[Any]) -> None:
         self.instructions = instructions
-        self._takes = np.array([each.take for each in instructions], np.int64)
+        self._takes = np.array([file.take for file in instructions], np.int64)
         self.count = int(self._takes.sum())  # examples in all files
 
     def stream(self, seed: tf.Tensor | None) -> tf.data.Dataset:
-        """Return (index, TFRecord) of every example: file after file, or interleaved in an order given by a seed."""
-        names, skips = [str(each.filename) for each in self.instructions], [each.skip for each in self.instructions]
+        """Stream (index, TFRecord) of every example, file after file, or interleaved in an order given by a seed."""
+        names, skips = [str(file.filename) for file in self.instructions], [file.skip for file in self.instructions]
         columns = (names, np.array(skips, np.int64), self._takes, np.cumsum(self._takes) - self._takes)
         if seed is None:
             return tf.data.Dataset.from_tensor_slices(columns).flat_map(_read_file)
@@ -62,8 +85,8 @@ class RecordFiles:
 
     def check(self, parse: Parse) -> None:
         """Read all examples of TFRecords; raise a ValueError that names the first damaged file."""
-        for each in self.instructions:
-            _check_file(os.fsencode(each.filename), each.skip + each.take)
+        for file in self.instructions:
+            _check_file(os.fsencode(file.filename), file.skip + file.take)
         index = 0
         try:
             for _ in self.stream(None).map(parse):
@@ -72,7 +95,7 @@ class RecordFiles:
             raise ValueError(self.damage(index, error)) from error
 
     def damage(self, index: int, error: Exception) -> str:
-        """Return the message about an example that cannot be read."""
+        """Message about an example that cannot be read."""
         number = int(np.searchsorted(np.cumsum(self._takes), index, side="right"))
         filename = str(self.instructions[number].filename)
         reason = error_reason(getattr(error, "message", None) or str(error))
@@ -101,7 +124,7 @@ def _check_file(filename: bytes, least: int) -> bytes:
 
 
 def in_memory_split(name: str, files: RecordFiles, parse: Parse) -> RandomAccess:
-    """Return a split of TFRecords that is read into memory on first use."""
+    """Create a split of TFRecords that is read into memory on first use."""
 
     @functools.cache
     def load_records() -> tf.Tensor:
@@ -115,7 +138,7 @@ def in_memory_split(name: str, files: RecordFiles, parse: Parse) -> RandomAccess
 
 
 def array_record_split(name: str, files: RecordFiles, parse: Parse) -> RandomAccess:
-    """Return a split of ArrayRecords, which are read by index."""
+    """Create a split of ArrayRecords, which are read by index."""
 
     def make_reader() -> Callable[[tf.Tensor], Example]:
         from array_record.python.array_record_data_source import ArrayRecordDataSource
@@ -200,33 +223,8 @@ class RecordStream(Split):
         return stream.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-DIGITS = "digits"
-MARKER = "features.json"  # every prepared folder has this file
-EVALUATION_SPLITS = ("validation", "val", "test")  # the first that exists is the evaluation split
-MEMORY = 2**30  # bytes of records kept per split: all of them, or those in a shuffle buffer
-# Names of an image and of its label, where `supervised_keys` does not state them: those of classes and of maps.
-PAIRS = (
-    ("image", "label"),
-    ("image", "segmentation_mask"),
-    ("image", "segmentation_label"),
-    ("image_left", "segmentation_label"),
-    ("image", "annotation"),
-    ("image", "depth"),
-)
-
-
-class Schema(NamedTuple):
-    """The features of a data set that are read."""
-
-    image: str  # name of the image feature
-    label: str  # name of the label feature
-    class_names: tuple[str, ...] = ()
-    multi_label: bool = False  # whether the label is a sequence of classes
-    task: type[Any] = Classification
-
-
 def tfds() -> Any:
-    """Return the package tensorflow_datasets, or raise an ImportError that says how to install it."""
+    """Import tensorflow_datasets, or raise an ImportError that says how to install it."""
     try:
         import importlib_resources  # noqa: F401  tensorflow-datasets 4.9.10 needs it without requiring it
         import tensorflow_datasets
@@ -239,7 +237,7 @@ def tfds() -> Any:
 
 
 def builder_named(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
-    """Return the builder of a prepared data set, such as "cifar10" or "name/config:version", or of the digits."""
+    """Find the builder of a prepared data set, such as "cifar10" or "name/config:version", or of the digits."""
     package, data_dir = tfds(), None if data_dir is None else os.fspath(data_dir)
     if name == DIGITS:
         return _prepare_digits(data_dir)
@@ -255,7 +253,7 @@ def builder_named(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
 
 
 def builder_in(folder: str) -> Any | None:
-    """Return the builder of a prepared folder, or of the only version in it; None where nothing is prepared."""
+    """Find the builder of a prepared folder, or of the only version in it; None where nothing is prepared."""
     names = [name.rstrip("/") for kind in list_files(folder) for name in kind]
     if MARKER in names:
         return tfds().builder_from_directory(folder)
@@ -284,7 +282,7 @@ def _not_prepared_message(package: Any, name: str, data_dir: str | None) -> str:
 
 
 def _prepare_digits(data_dir: str | None) -> Any:
-    """Return the digits' builder and write the data set on first use; a lock makes other processes wait."""
+    """Write the digits on first use, while a lock makes other processes wait, and create their builder."""
     from filelock import FileLock
 
     from keras_vit.train.data.digits_dataset_builder import Builder
@@ -306,12 +304,12 @@ def _prepare_digits(data_dir: str | None) -> Any:
 
 
 def open_prepared(builder: Any, request: DataRequest, *, memory: int = MEMORY) -> Data:
-    """Return a prepared data set; a split that is not named is searched for, or the last tenth is held out."""
+    """Open a prepared data set; a split that is not named is searched for, or the last tenth is held out."""
     info = builder.info
     schema = _read_schema(info)
     train_split, eval_split = request.train_split, request.eval_split
-    if eval_split and spelled(eval_split) in (ALL, HELD_OUT):  # any spelling, as of folders
-        eval_split = ALL if spelled(eval_split) == ALL else None
+    if eval_split and normalize_name(eval_split) in (ALL, HELD_OUT):  # any spelling, as of folders
+        eval_split = ALL if normalize_name(eval_split) == ALL else None
     if not (train_split or eval_split) and set(info.splits) == {TRAIN}:
         train_split, eval_split = "train[:90%]", "train[90%:]"
         warnings.warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.", stacklevel=4)
@@ -352,7 +350,7 @@ def _read_schema(info: Any) -> Schema:
 
 
 def _label_schema(image: str, label: str, feature: Any) -> Schema | None:
-    """Return the schema for the feature of a label: classes, or a map; None if it is another."""
+    """Derive the schema from the feature of a label, classes or a map; None if it is another."""
     features = tfds().features
     multi_label = isinstance(feature, features.Sequence)
     kind = feature.feature if multi_label else feature
@@ -366,7 +364,7 @@ def _label_schema(image: str, label: str, feature: Any) -> Schema | None:
 
 
 def _count_classes(info: Any, names: Sequence[str | None], schema: Schema) -> tuple[str, ...]:
-    """Return the numbers up to the largest in any mask of the splits: the features have no names."""
+    """Name classes by the numbers up to the largest in any mask of the splits; the features have no names."""
     parse = _make_parser(info.features, schema, info.name)
     largest = 0
     for name in filter(None, names):
@@ -398,7 +396,7 @@ def _open_split(info: Any, name: str, schema: Schema, memory: int) -> Split:
 
 
 def _make_parser(features: Any, schema: Schema, title: str) -> Parse:
-    """Return the function that reads the encoded image and the label of a record, and checks the label."""
+    """Create the function that reads the encoded image and the label of a record, and checks the label."""
     package = tfds()
     wanted = package.features.FeaturesDict({name: features[name] for name in (schema.image, schema.label)})
     num_classes = len(schema.class_names)
