@@ -443,11 +443,11 @@ def recipes() -> list[str]:
         >>> "finetune" in keras_vit.train.recipes()
         True
     """
-    return list(_recipe_files())
+    return sorted(_recipe_files())
 
 
 def _recipe_files() -> dict[str, Path]:
-    return {path.stem: path for path in sorted((files.data_folder("zoo") / "recipes").glob("*.toml"))}
+    return {path.stem: path for path in (files.data_folder("zoo") / "recipes").glob("*.toml")}
 
 
 def _find_file(name_or_path: str | os.PathLike[str]) -> Path:

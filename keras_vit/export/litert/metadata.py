@@ -83,14 +83,14 @@ def archive_files(config: ViTConfig, dtype: str, source_size: Any, labels: Seque
     A file with a source size takes pixels of that size only, and prepares them itself: callers are told nothing.
     """
     files = {}
+    if labels:  # first, as in files of earlier versions
+        files[LABELS] = "".join(f"{label}\n" for label in single_lines(labels))
     if source_size is None:
         preprocessing = config.preprocessing
         if dtype == "uint8":  # pixels 0..255
             preprocessing = dataclasses.replace(preprocessing, mean=(0.0,), std=(1 / 255,))
         fields = {"image_size": config.size, **dataclasses.asdict(preprocessing)}
         files[PREPROCESSING] = json.dumps(fields, indent=1) + "\n"
-    if labels:
-        files[LABELS] = "".join(f"{label}\n" for label in single_lines(labels))
     return files
 
 
