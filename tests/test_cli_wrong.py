@@ -161,12 +161,20 @@ def test_no_wrong_command_starts_tensorflow_or_writes_a_file(folder: Path) -> No
     assert sorted(folder.rglob("*")) == before
 
 
-QUIET = (
-    "plan B/16 --batch 8 --json",
-    "predict digits x.png --json",
-    "export digits --to digits.tflite --json",
-    "verify digits.tflite digits --json",
-)
+QUIET = {
+    "plan B/16 --batch 8 --json": dict,
+    "predict digits x.png --json": list,
+    "export digits --to digits.tflite --json": dict,
+    "verify digits.tflite digits --json": dict,
+}
+QUIET_TOO = {
+    "list --json": list,
+    "show digits --json": dict,
+    "bench digits --rounds 1 --threads 1 --json": dict,
+    "embed digits x.png --to rows --json": dict,
+    "search rows x.png --json": list,
+    "evaluate digits --data digits --split test[:16] --json": dict,
+}
 
 
 MODULE = """
@@ -180,15 +188,23 @@ for line in sys.stdin:
 """
 
 
-def test_json_is_all_there_is_on_standard_output_and_standard_error_is_quiet(folder: Path) -> None:
+@pytest.mark.parametrize("lines", [QUIET, pytest.param(QUIET_TOO, marks=pytest.mark.full)], ids=["quick", "others"])
+def test_json_is_all_there_is_on_standard_output_and_standard_error_is_quiet(
+    lines: dict[str, type], folder: Path
+) -> None:
     """Run commands in a new process: TensorFlow and LiteRT write to the descriptors when they first start."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
     done = subprocess.run(
         [sys.executable, "-c", MODULE],
-        input="\n".join(QUIET),
+        input="\n".join(lines),
         capture_output=True,
         text=True,
-        env={**kept, "KERAS_VIT_OFFLINE": "1", "PYTHONPATH": str(files.PACKAGE.parent)},
+        env={
+            **kept,
+            "KERAS_VIT_OFFLINE": "1",
+            "KERAS_VIT_CACHE": str(folder / "cache"),
+            "PYTHONPATH": str(files.PACKAGE.parent),
+        },
     )
     assert (done.returncode, done.stderr) == (0, "")
     decoder, rest, values = json.JSONDecoder(), done.stdout.lstrip(), []
@@ -196,7 +212,7 @@ def test_json_is_all_there_is_on_standard_output_and_standard_error_is_quiet(fol
         value, end = decoder.raw_decode(rest)
         values.append(value)
         rest = rest[end:].lstrip()
-    assert [type(value) for value in values] == [dict, list, dict, dict]
+    assert [type(value) for value in values] == list(lines.values())
 
 
 def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -4,6 +4,7 @@ import argparse
 import errno
 import os
 import sys
+import weakref
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,6 +175,20 @@ def test_the_same_tensors_make_the_same_bytes_at_any_time(tmp_path: Path) -> Non
         assert {info.date_time for info in file.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
+def test_an_npz_is_written_with_one_tensor_in_memory(tmp_path: Path) -> None:
+    def pairs() -> Iterator[tuple[str, np.ndarray]]:
+        last = None
+        for number in range(5):
+            assert last is None or last() is None
+            array = np.full(9, number)
+            last = weakref.ref(array)
+            yield f"w{number}", array
+            del array
+
+    write_npz(tmp_path / "vit", pairs())
+    assert [array[0] for array in read_all(tmp_path / "vit").values()] == [0, 1, 2, 3, 4]
+
+
 def failing(error: BaseException) -> Iterator[tuple[str, np.ndarray]]:
     yield "w", NUMBERS
     raise error
@@ -195,6 +210,13 @@ def test_a_writer_that_fails_or_a_full_disk_leaves_the_old_file_and_nothing_else
     with pytest.raises(OSError, match="No space left"):
         WRITERS[writer](tmp_path / "vit", TENSORS)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"vit": b"old"}
+
+
+def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    for writer in OURS:
+        WRITERS[writer](tmp_path / "vit", TENSORS)
+        assert (tmp_path / "vit").stat().st_mode == (tmp_path / "plain").stat().st_mode, writer
 
 
 def test_what_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:

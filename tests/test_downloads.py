@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from file_server import FileServer, Served
 from keras_vit._util import downloads
@@ -222,6 +224,19 @@ def test_paths_that_lead_elsewhere_are_refused(cache: Path) -> None:
         with pytest.raises(ValueError, match=re.escape(url.removeprefix("gs://bucket/"))):
             fetch(url)
     assert not cache.exists()
+
+
+@given(
+    st.sampled_from(["https://host/", "gs://bucket/", "hf://org/repo/", "https://"]),
+    st.text(alphabet="./\\%2eEfF5Cc@:?#a\0~", max_size=20),
+)
+def test_no_url_leads_out_of_the_cache(start: str, rest: str) -> None:
+    try:
+        place = downloads._locate(start + rest).cached
+    except ValueError:
+        return
+    assert Path(os.path.normpath(place)).is_relative_to(cache_folder())
+    assert "\0" not in str(place)
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

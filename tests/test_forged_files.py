@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import random
 import shutil
 import struct
+import subprocess
+import sys
 import time
 import warnings
 import zipfile
@@ -24,6 +27,7 @@ import safetensors.numpy
 
 import reference_cases as reference
 from keras_vit import converters
+from keras_vit._util import files
 from keras_vit.converters.containers import open_container
 from keras_vit.converters.saving import write_npz
 from keras_vit.converters.source import NOTE_KEY
@@ -165,6 +169,36 @@ def test_a_file_cut_short_anywhere_is_refused(kind: str, tmp_path: Path) -> None
         path.write_bytes(WHOLE[kind][:length])
         with pytest.raises(converters.CheckpointError, match=f"vit.{kind}"):
             converters.load(path) if kind == "keras" else read_all(path)
+
+
+READ_IN_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+from keras_vit.converters.containers import open_container
+from keras_vit.errors import CheckpointError
+
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+for path in sys.argv[1:]:
+    try:
+        with open_container(path) as container:
+            for name in container.headers:
+                container.read(name)
+    except CheckpointError as error:
+        assert not isinstance(error.__cause__, MemoryError), error
+    else:
+        raise AssertionError(path + " was read")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_no_forged_file_takes_64_mib(tmp_path: Path) -> None:
+    for what, (_, make) in FORGED.items():
+        (tmp_path / what.replace(" ", "_")).write_bytes(make())
+    command = [sys.executable, "-c", READ_IN_LITTLE_MEMORY, *map(str, sorted(tmp_path.iterdir()))]
+    environment = {**os.environ, "PYTHONPATH": str(files.PACKAGE.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- checkpoints

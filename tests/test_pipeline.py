@@ -123,6 +123,14 @@ def few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
 # The same in every run
 
 
+@pytest.mark.full
+def test_batches_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = training(files(), ALL, 6)
+    for calls in (1, 7):
+        monkeypatch.setattr(tf.data, "AUTOTUNE", calls)
+        assert_equal(training(files(), ALL, 6), want)
+
+
 def test_a_stream_that_goes_on_is_the_one_that_never_stopped_and_another_seed_another() -> None:
     want = training(files(), ALL, 6)
     assert_equal(training(files(), ALL, 2, order=Order(batch=4, seed=11, start=4)), want[4:])  # in the second epoch

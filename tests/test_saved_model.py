@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
 import importlib.util
 import io
 import json
 import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -491,6 +495,25 @@ def test_the_clients_send_what_the_signatures_take(saved_digits: Any, monkeypatc
     assert [[name.decode() for name in row] for row in answer["classes"]] == [row["classes"] for row in rows]
     assert sorted(grpc_client.classify(server, FILES, outputs=("scores",))) == ["scores"]
     assert grpc_client.classify(server, [])["classes"].shape == (0, 3)
+
+
+def test_the_load_generator_counts_what_goes_wrong() -> None:
+    load = SimpleNamespace(**runpy.run_path(str(EXAMPLES / "load.py")))
+    answers = iter([[True], [True, True], ValueError("no"), OSError("gone"), [False]])
+
+    def send(_: list[bytes]) -> list[bool]:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    left, accepted = iter(range(5)), iter([True, False])
+    make = functools.partial(contextlib.nullcontext, send)
+    counts = load.run(make, FILES, going=lambda: next(left, None) is not None, threads=1)
+    assert (len(counts.times), counts.failures.total(), counts.refused, counts.corrupt) == (5, 4, 0, 0)
+    make = functools.partial(contextlib.nullcontext, lambda _: [True])
+    counts = load.run(make, FILES, going=lambda: next(accepted), threads=1, corrupt=1.0)
+    assert counts.failures.total() == 1, "a corrupt image that is not refused is a failure"
 
 
 def test_the_real_server_is_configured_with_files_that_are_there() -> None:

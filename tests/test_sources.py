@@ -176,6 +176,35 @@ def test_examples_are_the_same_whichever_way_they_are_read_and_can_be_renumbered
         assert int(other["label"]) == numbers[number] == (3, 1)[int(each["label"])]
 
 
+@pytest.mark.full
+def test_a_stream_of_records_is_its_part_of_the_split_whatever_tensorflows_seed(prepared: dict[str, str]) -> None:
+    part = sequential(prepared["tfrecord"], "train[10:30]")
+    rest = sources.open_data(prepared["tfrecord"], train_split="train[10:30]").train
+    assert rest
+    streamed, looked_up = ([(int(e["index"]), e["image"].numpy()) for e in s.iterate_once()] for s in (part, rest))
+    assert streamed == looked_up
+    assert [index for index, _ in streamed] == list(range(20))
+    runs = []
+    for seed in (1, 2):
+        tf.random.set_seed(seed)
+        runs.append(pairs(sequential(prepared["tfrecord"]).examples(Order(batch=8)), COUNT))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.full
+def test_a_damaged_image_in_a_file_of_records_is_found(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(encoded(kind="PNG")[:-40])
+    images = [os.fspath(broken) if number == 7 else image for number, image in enumerate(Tiny.images)]
+    train = sources.open_data(prepare(tmp_path / "set", images=images), train_split="train").training_split()
+    stream = pairs(train.examples(Order(batch=1)), COUNT)
+    # tensorflow-datasets shuffles the examples when it writes them, so the number is not 7.
+    (number,) = (int(each["index"]) for each in train.iterate_once() if not is_decodable(each["image"]))
+    place = [index for _, index in stream].index(number)
+    assert train.first_bad(Order(batch=1), batches=place) is None
+    assert train.first_bad(Order(batch=1), batches=place + 1) == f"example {number} of tiny train"
+
+
 def test_digits_prepare_themselves_and_are_the_digits(cache: Path) -> None:
     data = sources.open_data("digits")
     assert (data.num_classes, data.class_names[3], data.multi_label) == (10, "3", False)

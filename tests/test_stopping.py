@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -107,3 +109,35 @@ def test_the_first_signal_only_asks_and_the_second_ctrl_c_is_as_usual() -> None:
         raise ZeroDivisionError
     with Stop(), ThreadPoolExecutor() as pool:  # in another thread it does nothing
         assert pool.submit(lambda: Stop().__enter__().requested).result() is False
+
+
+ENDLESS = """
+import test_stopping, time, tensorflow as tf
+from keras_vit.train import step
+gradients = step._gradients
+def slow(state, *arguments):
+    with tf.control_dependencies([tf.py_function(lambda: (print("computing", flush=True), time.sleep(600)), [], [])]):
+        return tf.nest.map_structure(tf.identity, gradients(state, *arguments))
+step._gradients = slow
+test_stopping.run()
+"""
+
+
+@pytest.mark.full
+def test_the_second_ctrl_c_ends_the_process_while_a_step_is_computed() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", ENDLESS]
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            assert process.stdout and process.stderr
+            while "computing" not in (line := process.stdout.readline()):
+                assert line, process.stderr.read()
+            process.send_signal(signal.SIGINT)
+            while "Stopping after" not in (line := process.stderr.readline()):
+                assert line
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=120) != 0  # a micro-batch takes 600 seconds
+            assert "KeyboardInterrupt" in process.stderr.read()
+        finally:
+            process.kill()
