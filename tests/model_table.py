@@ -46,7 +46,7 @@ def rendered() -> str:
 
 def rendered_families() -> str:
     """Return the table of families in Markdown."""
-    lines = ["| family, such as | parameters | px | ImageNet | licence | for |\n", "|---|---|---|---|---|---|\n"]
+    lines = ["| family, such as | parameters | px | ImageNet | license | for |\n", "|---|---|---|---|---|---|\n"]
     for name, purpose in FAMILIES.items():
         row = zoo.table(name)[0]
         found = [each for each in row["accuracy"] if each["dataset"] == "imagenet2012"]

@@ -96,7 +96,7 @@ def test_families_follow_each_other_and_the_vits_come_first() -> None:
     assert {"BiT", "CLIP", "DeiT", "DINOv2", "DINOv3", "FlexiViT", "MAE", "Mixer", "MSN", "SigLIP2"} <= set(families)
 
 
-def test_licences_are_those_of_the_publishers() -> None:
+def test_licenses_are_those_of_the_publishers() -> None:
     rows = {zoo.card(name).family: zoo.card(name).weights.values() for name in zoo.names()}
     assert {row.license for row in rows["MAE"]} == {"CC-BY-NC-4.0"}
     assert "does not allow commercial use" in str(zoo.card("MAE-B/16"))
