@@ -22,7 +22,7 @@ from sklearn.datasets import load_sample_images
 
 from keras_vit import digits
 from keras_vit.model.task import Classification
-from keras_vit.train.data import dataset_files, sources, tfds_source
+from keras_vit.train.data import sources, tfds_source
 from keras_vit.train.data.split import Order, RandomAccess, Split, is_decodable, positions
 from keras_vit.train.data.tfds_source import RecordStream
 from refusals import unrefused
@@ -302,7 +302,7 @@ def assert_named(split: Split | None, file: Path, said: str) -> None:
     for read in (split.iterate_once, lambda: split.examples(order).take(COUNT)):
         with (
             pytest.raises(ValueError, match=rf"{file.name}'.* {said}"),
-            dataset_files.name_bad_image(lambda: split.first_bad(order, batches=COUNT)),
+            split.naming_bad_image(order, batches=COUNT),
         ):
             list(read())
 
@@ -444,7 +444,7 @@ def test_a_damaged_file_is_fatal_if_asked_and_a_folder_of_nothing_else_always(hu
     order = Order(batch=8)
     with (
         pytest.raises(ValueError, match=r"train/dog/0000\.jpg cannot be decoded. Remove the file, or skip it"),
-        dataset_files.name_bad_image(lambda: train.first_bad(order)),
+        train.naming_bad_image(order),
     ):
         list(train.examples(order).take(100))
     wait_for_checks()
@@ -453,7 +453,7 @@ def test_a_damaged_file_is_fatal_if_asked_and_a_folder_of_nothing_else_always(hu
     train = sources.open_data(tmp_path / "none", train_split="train").training_split()
     with (
         pytest.raises(ValueError, match=f"None of the 2 images of {tmp_path}/none can be decoded"),
-        dataset_files.name_bad_image(lambda: train.first_bad(order)),
+        train.naming_bad_image(order),
     ):
         list(train.examples(order).take(1))
     assert not pairs(train.iterate_once())

@@ -26,7 +26,6 @@ from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import strategies
 from keras_vit.train.data import sources
-from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
 from keras_vit.train.data.split import Order, Split, check_kind, match_data
 
@@ -315,7 +314,7 @@ def distribute_batches(
             task=task,
         )
 
-    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
+    with split.naming_bad_image(Order(batch=1, shuffle=False), batches=split.count):
         yield from strategy.distribute_datasets_from_function(make_worker_batches)
     if split.num_skipped == split.count:
         raise ValueError(f"None of the {split.count:,} images of {split.name} can be decoded.")

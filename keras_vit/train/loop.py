@@ -27,7 +27,6 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import Checkpoints, as_os_error, read_file, remove, replace_file
-from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.pipeline import ModelInput, training_batches
 from keras_vit.train.data.split import Data, Order
 from keras_vit.train.evaluation import evaluate, replicate
@@ -159,7 +158,7 @@ class TrainingSteps:
         arguments = self._batches, tf.constant(count), tf.constant(float(stop.requested))
         start = time.monotonic()
         order = Order(batch=self._state.recipe.batch_size, seed=self._state.recipe.seed, start=done)
-        with name_bad_image(lambda: self._split.first_bad(order, batches=count)):
+        with self._split.naming_bad_image(order, batches=count):
             try:
                 metrics = in_thread(self._train_step, *arguments)
             except tf.errors.OpError:

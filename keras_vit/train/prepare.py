@@ -20,7 +20,6 @@ from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train import planner, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import newest, plain_path
-from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Data, Order, are_comparable, check_kind, match_data
 from keras_vit.train.distill import Teacher, check_student
@@ -146,7 +145,7 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, pr
         return recipe
     split = data.training_split()
     chosen = np.unique(np.linspace(0, split.count - 1, SIZED_IMAGES).astype(np.int64))
-    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
+    with split.naming_bad_image(Order(batch=1, shuffle=False), batches=split.count):
         sides = [min(decode(example["image"]).shape[:2]) for example in split.iterate_once(only=chosen)]
     if not sides:  # none of these can be decoded
         return recipe

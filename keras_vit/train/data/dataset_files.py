@@ -7,14 +7,14 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.text import error_reason, escaped
+from keras_vit._util.text import escaped
 from keras_vit.model import images
 
 PNG = b"\x89PNG"
@@ -51,27 +51,6 @@ def is_remote(path: str) -> bool:
 def is_folder(path: str) -> bool:
     """Check if a local or remote path is a folder, or a link to one."""
     return tf.io.gfile.isdir(path) if is_remote(path) else Path(path).is_dir()
-
-
-@contextlib.contextmanager
-def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
-    """Name the image that `find` returns in place of TensorFlow's error, if it cannot be read or is lost meanwhile."""
-    try:
-        yield
-    except READ_ERRORS as error:
-        try:
-            name = find()
-        except READ_ERRORS as cause:
-            name = error_reason(getattr(cause, "message", None) or str(cause))
-            if isinstance(cause, tf.errors.DataLossError | UnicodeDecodeError):  # of a file of records
-                raise ValueError(f"An example cannot be read: {name}") from error
-        if name is None:
-            raise
-        raise ValueError(
-            f"{name}: an image that was there at the start cannot be read any more. Restore the file, or put an empty"
-            " one in its place, which is skipped and counted. Then start the same run again: it continues after its"
-            " last checkpoint."
-        ) from error
 
 
 def list_files(folder: str) -> tuple[list[str], list[str]]:

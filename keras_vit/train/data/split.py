@@ -13,13 +13,14 @@ An example is a dictionary:
 
 import abc
 import atexit
+import contextlib
 import dataclasses
 import functools
 import gc
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit._util.checks import one_of
-from keras_vit._util.text import abbreviated
+from keras_vit._util.text import abbreviated, error_reason
 from keras_vit.model.labels import match_classes, names
 from keras_vit.model.task import Classification, Task
-from keras_vit.train.data.dataset_files import is_decodable
+from keras_vit.train.data.dataset_files import READ_ERRORS, is_decodable
 
 # TensorFlow permutes 32-bit numbers (tensorflow/core/kernels/random_index_shuffle.cc); larger sets repeat examples.
 MAX_EXAMPLES = 2**31 - 1
@@ -219,6 +220,26 @@ class Split(abc.ABC):
     def name_of(self, index: int) -> str:
         """Name of an example for messages."""
         return f"example {index} of {self.name}"
+
+    @contextlib.contextmanager
+    def naming_bad_image(self, order: Order, *, batches: int = 1) -> Iterator[None]:
+        """Name the image of an order's first batches that cannot be read, in place of TensorFlow's error."""
+        try:
+            yield
+        except READ_ERRORS as error:
+            try:
+                name = self.first_bad(order, batches=batches)
+            except READ_ERRORS as cause:
+                name = error_reason(getattr(cause, "message", None) or str(cause))
+                if isinstance(cause, tf.errors.DataLossError | UnicodeDecodeError):  # of a file of records
+                    raise ValueError(f"An example cannot be read: {name}") from error
+            if name is None:
+                raise
+            raise ValueError(
+                f"{name}: an image that was there at the start cannot be read any more. Restore the file, or put an "
+                "empty one in its place, which is skipped and counted. Then start the same run again: it continues "
+                "after its last checkpoint."
+            ) from error
 
     def first_bad(self, order: Order, *, batches: int = 1) -> str | None:
         """Find the first image in an order's first batches that cannot be decoded, and name it; None if all can.
