@@ -254,6 +254,7 @@ OTHER_READERS = [  # case, target, whether prefix tokens have positions
 ]
 
 
+@pytest.mark.full
 def test_the_formats_own_code_would_compute_the_same(tmp_path: Path) -> None:
     for number, (name, target, prefix_rows) in enumerate(OTHER_READERS):
         (tmp_path / str(number)).mkdir()

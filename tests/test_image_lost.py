@@ -17,7 +17,6 @@ from keras_vit import train
 from keras_vit.train.data import sources
 from keras_vit.train.loop import Stop
 from keras_vit.train.probe import Probe
-from marks import full_except
 from tiny_models import built, tiny
 
 RECIPE: dict[str, Any] = {"steps": 4, "batch_size": 4, "image_size": 16, "xla": False, "warmup_fraction": 0.0}
@@ -91,7 +90,8 @@ def test_every_measure_leaves_a_damaged_image_out_or_refuses_it_if_asked(tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore:Images of .* Left out")
-@pytest.mark.parametrize("done", full_except([5], [None, 5, 6]))
+@pytest.mark.full
+@pytest.mark.parametrize("done", [None, 5, 6])
 def test_rows_and_labels_of_a_probe_stay_aligned(done: int | None, tmp_path: Path) -> None:
     damaged, kept = cut_one(tmp_path / "damaged", tmp_path / "kept")
     heads = []

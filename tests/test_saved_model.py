@@ -156,7 +156,7 @@ def test_signatures_have_the_inputs_and_outputs_of_the_guide(saved_digits: Any, 
     assert saved_digits.call["serving_default"](image_bytes=files)["classes"].shape == (1, 3)
 
 
-@pytest.mark.parametrize("name", ["saved_digits", "saved_hybrid"])
+@pytest.mark.parametrize("name", ["saved_digits", pytest.param("saved_hybrid", marks=pytest.mark.full)])
 def test_every_signature_answers_as_the_model(name: str, request: pytest.FixtureRequest) -> None:
     model, folder, report, call = request.getfixturevalue(name)
     assert (report.path, report.images) == (folder, 8) and nothing_but(folder.parent, "1")

@@ -203,6 +203,7 @@ def test_the_command_takes_recipe_and_data_from_the_run(tmp_path: Path, monkeypa
 # ---- what is trained
 
 
+@pytest.mark.full
 def test_only_what_is_meant_to_moves_and_not_in_the_model_that_is_given() -> None:
     start = VisionTransformer(tiny(num_classes=10, image_size=16, num_layers=1))
     data, before = {"train": pictures(10)["train"]}, values(start)

@@ -349,7 +349,7 @@ MODES = (*WRITTEN, "int8", "int4", "int16x8")
 @pytest.mark.parametrize(
     ("seed", "mode"),
     full_except(
-        [(0, "none"), (1, "none"), (2, "none"), (0, "float16"), (4, "dynamic")],
+        [(0, "none"), (0, "float16"), (4, "dynamic")],
         itertools.product(range(12), WRITTEN),
     ),
 )
@@ -386,7 +386,7 @@ def few_digits(count: int) -> tuple[VisionTransformer, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("count", "mode"),
-    full_except([(2, "dynamic"), (4, "int16x8")], itertools.product((2, 3, 4), MODES)),
+    full_except([(2, "dynamic")], itertools.product((2, 3, 4), MODES)),
 )
 def test_honest_files_of_few_classes_are_accepted_in_every_mode(count: int, mode: str, tmp_path: Path) -> None:
     model, calibration, shown = few_digits(count)

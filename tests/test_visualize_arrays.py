@@ -326,6 +326,7 @@ def all_arrays(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
     return arrays | {name: function(model, images) for name, function in ARRAYS.items()}
 
 
+@pytest.mark.full
 def test_models_saved_and_wrapped_give_the_same_arrays(tmp_path: Path) -> None:
     model = built(**VARIANTS["map"])
     images = prepared(model.config)
@@ -391,6 +392,7 @@ def test_the_one_vision_transformer_of_a_model_is_found_and_others_are_refused()
             visualize.embedding_filters(received)
 
 
+@pytest.mark.full
 def test_bfloat16_and_float64_models_give_float32_arrays() -> None:
     model = built(**VARIANTS["map"])
     low = model.with_config(model.config, dtype="mixed_bfloat16")

@@ -115,6 +115,7 @@ def test_text_and_tables_are_of_the_model_the_card_and_the_exports(document: Doc
     assert files[2] == ["digits/1", "SavedModel", "1.43 MiB", "1.000000", "equal", "100.0%", "0.42"]
 
 
+@pytest.mark.full
 def test_card_and_exports_may_be_dicts_and_may_be_missing(small: VisionTransformer, tmp_path: Path) -> None:
     exports = [EXPORTS[0].to_dict()]
     source = written(small, pictures(), tmp_path, card={"name": HOSTILE, "sha256": None}, exports=exports)
