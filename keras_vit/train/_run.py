@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,16 +201,32 @@ def run(
         state, dataset = prepare.build_state(
             recipe, source, dataset, devices, teacher=loaded_teacher, out=out, print_line=print_line
         )
+    result = _train_to_the_end(
+        state, dataset, request, loaded_teacher, out=out, print_line=print_line, progress=progress
+    )
+    dataset.training_split().warn_skipped()
+    return result
 
-    # The newest checkpoint is restored; the training continues to the end.
+
+def _train_to_the_end(
+    state: TrainState | Probe,
+    dataset: Data,
+    request: DataRequest,
+    teacher: Teacher | None,
+    *,
+    out: str | os.PathLike[str] | None,
+    print_line: Callable[[str], None],
+    progress: bool,
+) -> Result:
+    """Restore the newest checkpoint, continue to the end, and write the files of the run."""
     folder = None if out is None else make_folder(out)
-    own_folder = folder if strategies.is_chief(devices) else None
+    own_folder = folder if strategies.is_chief(state.strategy) else None
     is_probe = isinstance(state, Probe)
     with contextlib.ExitStack() as stack:
         if own_folder is not None:
             stack.enter_context(exclusive(own_folder))
         stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, loaded_teacher)
+        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher)
         restored = checkpoints.restore() if checkpoints else None
         log = Log(own_folder, last_step=None if is_probe else restored) if own_folder is not None else None
         if isinstance(state, Probe):
@@ -220,7 +236,7 @@ def run(
         else:
             held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, print_line=print_line)
             done, total = restored or 0, state.total_steps
-            show = progress and strategies.is_chief(devices) and done < total
+            show = progress and strategies.is_chief(state.strategy) and done < total
             advance = stack.enter_context(counter("Training", total=total, done=done, show=show))
             logger = MetricLogger(log, advance, metrics=state.metrics, batch_size=state.recipe.batch_size)
             if done >= total:  # the log of a finished run has these metrics already
@@ -249,7 +265,6 @@ def run(
             if not is_probe and importlib.util.find_spec("matplotlib"):  # the extra `plots`
                 plot(own_folder)
     split = dataset.training_split()
-    split.warn_skipped()
     return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **trained)
 
 

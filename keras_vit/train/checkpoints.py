@@ -177,7 +177,7 @@ class Checkpoints:
                 reasons.append(f"{path} is damaged: {reason[:300]}.")
                 continue
             for reason in reasons:
-                warnings.warn(f"{reason} Training continues from step {step}, the one before.", stacklevel=3)
+                warnings.warn(f"{reason} Training continues from step {step}, the one before.", stacklevel=4)
             self._latest = step
             return step
         if reasons:

@@ -213,5 +213,5 @@ def _records(path: str) -> list[dict[str, Any]]:
             record = json.loads(line)
             records.append({**record, "step": int(record["step"])})
         except (ValueError, TypeError, LookupError):
-            warnings.warn(f"{path}: line {number} is incomplete or no record, and is left out.", stacklevel=4)
+            warnings.warn(f"{path}: line {number} is incomplete or no record, and is left out.", stacklevel=5)
     return records

@@ -365,7 +365,7 @@ def _read_best(folder: str) -> Best | None:
             raise ValueError(f"there is no {BEST_MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = str(error)[:100] or type(error).__name__
-        warnings.warn(f"{folder}/{BEST_RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=4)
+        warnings.warn(f"{folder}/{BEST_RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=5)
         return None
     return Best(step, metrics, f"{folder}/{BEST_MODEL}")
 
