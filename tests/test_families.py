@@ -314,6 +314,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("huggingface", {"gated_mlp": True}, "gated MLP"),
     ("huggingface", {"rotary_theta": 100.0}, "rotary_theta=100.0"),
     ("huggingface", {"classifier": "token_gap"}, "classifier='token_gap'"),
+    ("huggingface_dinov2", {"classifier": "gap", "layer_scale": 0.1, "mean_blocks": 2, "num_layers": 2}, "head/kernel"),
+    ("timm", {"token_blocks": 2, "num_layers": 2}, "token_blocks=2"),
+    ("google", {"token_blocks": 2, "num_layers": 2}, "token_blocks=2"),
     ("huggingface_deit", {}, "num_registers=0"),
     ("huggingface_deit", {"distilled": True, "num_classes": 0}, "num_classes=0"),
     ("huggingface_dinov2", {"layer_scale": 0.1}, "head/kernel"),
@@ -327,7 +330,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_a_format_cannot_hold_is_refused(tmp_path: Path) -> None:
     for format, changes, error in REFUSED:
         with pytest.raises(CheckpointError, match=error):
-            converters.save(built(**changes, num_layers=1), tmp_path / "model", format=format)
+            converters.save(built(**{"num_layers": 1} | changes), tmp_path / "model", format=format)
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
