@@ -287,6 +287,21 @@ def test_metas_own_names_of_dinov2_are_read(tmp_path: Path) -> None:
     model = converters.load(tmp_path / "dinov2.safetensors", config={"num_heads": 4})
     images, want = wanted(arrays(FOLDER / "hf_dinov2_reg" / "reference.npz"))
     assert distance(np.asarray(model(images)), want) <= CASES["hf_dinov2_reg"]["float32"]
+    # With the head "linear4" of torch.hub's classifiers: class tokens of the last four blocks, mean of the last one's.
+    for i in range(2):
+        blocks = {name: array for name, array in renamed.items() if name.startswith(f"blocks.{i}.")}
+        renamed |= {name.replace(f"blocks.{i}.", f"blocks.{i + 2}."): array for name, array in blocks.items()}
+    random = np.random.default_rng(0)
+    head = {"weight": random.normal(size=(3, 5 * 32)).astype("f4"), "bias": random.normal(size=3).astype("f4")}
+    together = {f"backbone.{name}": array for name, array in renamed.items()}
+    save_file(together | {f"linear_head.{name}": array for name, array in head.items()}, tmp_path / "lc.safetensors")
+    model = converters.load(tmp_path / "lc.safetensors", config={"num_heads": 4})
+    tokens = model.features(images)
+    normed = [np.asarray(model.get_layer("encoder_norm")(tokens[f"block_{i}"])) for i in range(4)]
+    read = [*(x[:, 0] for x in normed), normed[3][:, 1 + model.config.num_registers :].mean(axis=1)]
+    want = np.concatenate(read, axis=1) @ head["weight"].T + head["bias"]
+    assert distance(np.asarray(model(images)), want) < 1e-5  # measured: 3e-7
+    assert (model.config.classifier, model.config.token_blocks, model.config.mean_blocks) == ("token_gap", 4, 1)
 
 
 def test_rotary_positions_are_not_guessed(tmp_path: Path) -> None:
