@@ -298,8 +298,8 @@ class VisionTransformer(keras.Model):
     def with_config(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
         """Build a model with the same weights and another config: resolution, head, dropout or dtype policy.
 
-        Position embeddings and patches are interpolated. A head with another number of classes, or after another
-        pre_logits layer, is new and zero. Kernels with LoRA are copied with LoRA's update.
+        Position embeddings and patches are interpolated. A head with another number of classes, or of another feature,
+        is new and zero. Kernels with LoRA are copied with LoRA's update.
 
         Args:
             config: config of the new model. What its weights do not depend on may differ; all else must agree.
@@ -309,7 +309,8 @@ class VisionTransformer(keras.Model):
         Raises:
             ValueError: the weights do not fit the config.
         """
-        if config.representation_size != self.config.representation_size:
+        kinds = [(c.representation_size, c.feature_size) for c in (config, self.config)]
+        if kinds[0] != kinds[1]:
             fresh = ["pre_logits", *HEADS, *fresh]
         elif config.num_classes != self.config.num_classes:
             fresh = [*HEADS, *fresh]

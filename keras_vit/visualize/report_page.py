@@ -291,12 +291,13 @@ def _collect(model: VisionTransformer, images: np.ndarray, top: int, *, progress
         functions["rollout"] = attention.attention_rollout
         functions["attention"] = attention.class_attention  # (layers, batch, heads, rows, columns)
         functions["distance"] = attention.attention_distance
-    if config.num_classes:
+    if config.num_classes and config.num_read_blocks == 1:
         functions["lens"] = tokens.logit_lens
     items = track(functions.items(), "Computing", show=progress)
     data: dict[str, Any] = {name: function(model, images) for name, function in items}
     colours, foreground = data["components"]
     lens = data.get("lens")
+    logits = lens[-1] if lens is not None else model.predict(images, verbose=0) if config.num_classes else None
     return data | {
         "config": config,
         "parameters": model.count_params(),
@@ -305,7 +306,7 @@ def _collect(model: VisionTransformer, images: np.ndarray, top: int, *, progress
         "filters": weights.embedding_filters(model),
         "similarity": weights.position_similarity(model) if weights.has_position_embedding(config) else None,
         "norms": norms,
-        "predictions": None if lens is None else model.decode_predictions(lens[-1], top),
+        "predictions": None if logits is None else model.decode_predictions(logits, top),
         "leaders": None if lens is None else [[best for [best] in model.decode_predictions(x, 1)] for x in lens],
     }
 
