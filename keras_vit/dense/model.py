@@ -155,6 +155,11 @@ class DenseModel(keras.Model):
         # In a function, because Keras would track and save a model that is an attribute.
         self._get_backbone = lambda: backbone
 
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
+        """Compute the map of prepared images."""
+        preprocess.check_prepared(inputs, self.config)
+        return super().call(inputs, training=training, mask=mask, **kwargs)
+
     quantize = refuse_quantize
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from keras_vit._util import files
 from keras_vit._util.checks import Count, Share, WholeNumber
-from keras_vit._util.text import nearest
+from keras_vit._util.text import in_our_words, nearest
 from keras_vit.model.config_groups import (
     ACTIVATIONS,
     CLASSIFIERS,
@@ -204,6 +204,8 @@ def check_fields(fields: Mapping[str, Any], kind: Any = ViTConfig) -> None:
     """Raise a ValueError, with the nearest names, if a key is no field of ViTConfig, or of another config."""
     known = [f.name for f in dataclasses.fields(kind)]
     if unknown := [name for name in fields if name not in known]:
+        if words := in_our_words(unknown):
+            raise ValueError(f"{kind.__name__} has no field {unknown}: {words}")
         near = {name: nearest(name, known, count=2) for name in unknown}
         raise ValueError(f"{kind.__name__} has no field {unknown}; the nearest are {near}. Its fields: {known}")
 

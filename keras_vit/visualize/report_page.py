@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit._util import html
 from keras_vit._util.checks import as_path, check_counts
-from keras_vit._util.files import replacing
+from keras_vit._util.files import check_results, replacing
 from keras_vit._util.html import COLOURS
 from keras_vit._util.progress import timed, track
 from keras_vit._util.text import byte_size, install_command, scaled
@@ -230,6 +230,7 @@ def report(
     Raises:
         ImportError: if matplotlib is not installed.
         FileNotFoundError: if an image or the folder of `path` does not exist.
+        FileExistsError: if there is a file at `path` that is no earlier report.
         ValueError: if an image cannot be read, if there are none or too many, if `top` is below 1, or if the model
             computes NaN or infinity.
 
@@ -240,10 +241,9 @@ def report(
         'report.html'
     """
     target = Path(as_path(path, "path"))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder for the report: {target.parent}")
     if target.is_dir():
         raise ValueError(f"path must be the .html file to write. Received: the folder {str(target)!r}")
+    check_results([target])
     check_counts(top=top)
     inner = vision_transformer(model)
     names, prepared = _prepare(inner, images)
