@@ -160,16 +160,14 @@ def test_the_second_ctrl_c_ends_the_process_at_once_and_keeps_the_last_whole_ste
 
 def test_a_second_ctrl_c_waits_for_a_checkpoint_that_is_being_written_and_a_third_does_not() -> None:
     written = []
-    with handlers_unchanged(), Stop() as stop, pytest.raises(KeyboardInterrupt):
-        with stop.held():
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-            written.append("whole")
-    with handlers_unchanged(), Stop() as stop, pytest.raises(KeyboardInterrupt):
-        with stop.held():
-            for _ in range(3):
-                os.kill(os.getpid(), signal.SIGINT)
-            written.append("another")
+    with handlers_unchanged(), Stop() as stop, pytest.raises(KeyboardInterrupt), stop.held():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        written.append("whole")
+    with handlers_unchanged(), Stop() as stop, pytest.raises(KeyboardInterrupt), stop.held():
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        written.append("another")
     assert written == ["whole"]
 
 

@@ -63,9 +63,8 @@ def train(
     try:
         return _repeat(steps, state, data, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
     except KeyboardInterrupt:
-        with stop.held():
-            if checkpoints and steps.settle():
-                save_checkpoint(state, int(state.step.numpy()), checkpoints, logger)
+        if checkpoints and steps.settle():
+            save_checkpoint(state, int(state.step.numpy()), checkpoints, logger, stop)
         raise
 
 
@@ -93,8 +92,7 @@ def _repeat(
         if metrics is None:
             if logger.pending:
                 _log(state, done, logger, checkpoints)
-            with stop.held():
-                save_checkpoint(state, done, checkpoints, logger)
+            save_checkpoint(state, done, checkpoints, logger, stop)
             return None
         done += count
         logger.add(count, metrics)
@@ -103,8 +101,7 @@ def _repeat(
 
         # The metrics tell all workers that one was asked to stop, and all read them after the same step.
         if is_logged and _log(state, done, logger, checkpoints)["stop"] and not is_last:
-            with stop.held():
-                save_checkpoint(state, done, checkpoints, logger)
+            save_checkpoint(state, done, checkpoints, logger, stop)
             return None
 
         with logger.paused():
@@ -117,8 +114,7 @@ def _repeat(
             is_old = is_logged and minutes is not None and time.monotonic() - saved_at > 60 * minutes
             if is_saved or is_old:
                 stop.until = "this checkpoint"
-                with stop.held():
-                    save_checkpoint(state, done, checkpoints, logger)
+                save_checkpoint(state, done, checkpoints, logger, stop)
                 saved_at = time.monotonic()
         if is_last:
             return evaluation
@@ -311,12 +307,15 @@ def _check_finite(is_finite: bool, done: int, problem: str, checkpoints: Checkpo
         )
 
 
-def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger) -> None:
+def save_checkpoint(
+    state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger, stop: Stop
+) -> None:
     """Flush the log, then save a checkpoint: no logged line is missing after a restart."""
     _check_finite(state.is_finite(), done, "a weight is not finite", checkpoints)
     if checkpoints is not None:
-        logger.flush()
-        checkpoints.save(done)
+        with stop.held():
+            logger.flush()
+            checkpoints.save(done)
 
 
 @dataclass(frozen=True)

@@ -278,10 +278,9 @@ def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_whole(recipe: Recipe, strategy: tf.distribute.Strategy) -> bool:
-    """Whether no step ends in its middle: a program of XLA or of a TPU does not, and workers end after the same step."""
-    if jit_scope(recipe.xla, strategy) == "step" or strategies.has_workers(strategy):
-        return True
-    return isinstance(strategy, tf.distribute.TPUStrategy)
+    """Whether a step cannot end early: programs of XLA or of a TPU are one piece, and workers end after the same step."""
+    is_program = jit_scope(recipe.xla, strategy) == "step" or isinstance(strategy, tf.distribute.TPUStrategy)
+    return is_program or strategies.has_workers(strategy)
 
 
 def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:
