@@ -278,7 +278,7 @@ def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_whole(recipe: Recipe, strategy: tf.distribute.Strategy) -> bool:
-    """Whether a step cannot end early: programs of XLA or of a TPU are one piece, and workers end after the same step."""
+    """Whether no step can end early: programs of XLA or of a TPU are one piece, and workers end after the same step."""
     is_program = jit_scope(recipe.xla, strategy) == "step" or isinstance(strategy, tf.distribute.TPUStrategy)
     return is_program or strategies.has_workers(strategy)
 
