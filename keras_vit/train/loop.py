@@ -125,7 +125,7 @@ def interval(state: TrainState, data: Data) -> int | None:
     recipe = state.recipe
     if recipe.eval_steps != "auto":
         return recipe.eval_steps
-    if data.evaluation is None or not can_evaluate(recipe, data):
+    if data.evaluation is None or cannot_evaluate(recipe, data):
         return None
     # An image costs three times as much to train on as to evaluate: evaluations cost at most a tenth of the training.
     cheap = ceil(10 * data.evaluation.count / (3 * recipe.batch_size))
@@ -364,7 +364,7 @@ class HeldOut:
     def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
         """Measure the weights after a step, {} without held-out images and labels. `keep` keeps the best model."""
         state = self._state
-        if not can_evaluate(state.recipe, self._data):
+        if cannot_evaluate(state.recipe, self._data):
             return {}
         state.copy_to(self._model)
         labels = "real" if self._data.multi_label else "single"
@@ -397,9 +397,15 @@ class HeldOut:
         return True
 
 
-def can_evaluate(recipe: Recipe, data: Data) -> bool:
-    """Whether there are held-out images with labels, and a head for their classes."""
-    return data.evaluation is not None and data.is_labelled and recipe.trains_head
+def cannot_evaluate(recipe: Recipe, data: Data) -> str | None:
+    """Reason why a run has nothing to evaluate on, and what to do, or None."""
+    if not recipe.trains_head:
+        return "the result has no head. Train one on it, with linear-probe and labelled images"
+    if not data.is_labelled:
+        return "the images have no labels. Evaluate the result on labelled ones: keras-vit evaluate"
+    if data.evaluation is None:
+        return "no images are held out. Add a folder val/ beside train/, name a split (eval_split), or pass arrays"
+    return None
 
 
 def _rank(metrics: dict[str, float]) -> tuple[float, float]:
