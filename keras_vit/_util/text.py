@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
+TIMES = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
 # TensorFlow puts these around a reason.
 GRAPH_NAMES = re.compile(
     r"Error in user-defined function passed to \S+ transformation with iterator: \S+ "
@@ -115,6 +116,16 @@ def printable(text: str, *, keep: str = "") -> str:
 def byte_size(size: float) -> str:
     """Format a number of bytes with a binary unit and about three digits, such as "330 MiB"."""
     return scaled(size, 1024, (" bytes", " KiB", " MiB", " GiB"))
+
+
+def duration(seconds: float) -> str:
+    """Format a time in words with about two digits, such as "6.7 hours".
+
+    >>> duration(24_120)
+    '6.7 hours'
+    """
+    size, unit = next((pair for pair in TIMES if seconds >= 1.5 * pair[0]), TIMES[-1])
+    return f"{seconds / size:,.{1 if seconds / size < 9.95 else 0}f} {unit}"
 
 
 def scaled(number: float, base: int, units: tuple[str, ...]) -> str:
