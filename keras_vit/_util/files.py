@@ -154,17 +154,13 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = None) -> list[str]:
+def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """List the image files among files, folders (with their sub-folders) and patterns such as "photos/*.jpg".
 
     A named file is returned whatever its suffix, and a URL as it is; files of folders and patterns are sorted, without
-    hidden ones and other suffixes. `most` limits the files of a folder or pattern to so many, evenly chosen.
+    hidden ones and other suffixes.
     """
-    found: list[str] = []
-    for path in paths:
-        files = expand(os.fspath(path))
-        found.extend(files[:: -(-len(files) // most) if most else 1])
-    return found
+    return [file for path in paths for file in expand(os.fspath(path))]
 
 
 def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
