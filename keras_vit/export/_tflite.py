@@ -131,7 +131,7 @@ def _export(
     images, labels = samples.labelled_images(model, images)
     calibration, _ = samples.labelled_images(model, calibration)
     measured, calibrating, compared = _choose_images(model, options, mode, calibration, images)
-    is_same = images is None or images is calibration or np.array_equal(compared, measured)
+    is_same = images is None or images is calibration or np.array_equal(images, calibration)
     if calibrating is not None and is_same:
         _check_variety(model, measured)
     with temporary_path(path) as work:
