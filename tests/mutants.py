@@ -104,7 +104,7 @@ FAULTS = [Fault(*row) for row in (
      '@@**{f"optimizer/{name}": slot for name, slot in self.optimizer.slots.items()},@@@@',
      "a resumed run has lost its momentum", "resume training_run"),
     ("t6", "keras_vit/train/step.py", "functools.partial(_move_average, @@1 - @@@@decay)",
-     "moving averages follow the weights at once", "map_training training_run resume"),
+     "moving averages follow the weights at once", "optimizers training_run"),
     ("t7", "keras_vit/train/loop.py", "start=@@first@@0@@,",
      "a resumed run sees its first images again", "resume training_run"),
     ("t8", "keras_vit/train/distill.py",
@@ -169,7 +169,7 @@ class Tree:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return None, ""
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
         if done.returncode not in (0, *FOUND, NONE_COLLECTED):
             raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
         return done.returncode, failed[1] if failed else ""
