@@ -350,7 +350,7 @@ MODES = (*WRITTEN, "int8", "int4", "int16x8")
 @pytest.mark.parametrize(
     ("seed", "mode"),
     full_except(
-        [(0, "none"), (0, "float16"), (4, "dynamic")],
+        [(0, "none"), (4, "dynamic")],
         itertools.product(range(12), WRITTEN),
     ),
 )
