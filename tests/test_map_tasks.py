@@ -156,6 +156,7 @@ def test_depth_is_exported_and_verified(meter: dense.DenseModel, tmp_path: Path)
 @pytest.mark.full
 def test_a_server_answers_with_maps(segmenter: dense.DenseModel, meter: dense.DenseModel, tmp_path: Path) -> None:
     report = export.saved_model(segmenter, tmp_path / "s", warmup=())
+    assert report.warmup == () and not (tmp_path / "s" / "assets.extra").exists()
     assert report.agreement == 1 and report.files_error is not None
     served = tf.saved_model.load(tmp_path / "s").signatures["serving_default"]
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3)).astype(np.uint8)
