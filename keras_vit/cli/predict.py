@@ -16,7 +16,7 @@ from keras_vit import zoo
 from keras_vit._util.checks import given
 from keras_vit._util.files import check_regular, image_files, readable_images
 from keras_vit._util.progress import track
-from keras_vit._util.text import abbreviated, printable
+from keras_vit._util.text import abbreviated, printable, text_lines
 from keras_vit.cli import options
 
 
@@ -85,8 +85,7 @@ def _read_classes(text: str) -> list[str]:
     if not text.endswith(".txt"):
         return [name.strip() for name in text.split(",")]
     check_regular(Path(text))
-    lines = Path(text).read_text(encoding="utf-8-sig").splitlines()
-    return [line.strip() for line in lines if line.strip()]
+    return [line for line in text_lines(Path(text).read_bytes(), text) if line]
 
 
 def _format_row(row: dict[str, Any]) -> str:
@@ -109,7 +108,8 @@ def _result_row(file: str, result: Any) -> dict[str, Any]:
 
 GOLDEN = 0.618  # share of the circle between the hues of two classes: neighbours are never alike
 COLOUR = 0.5  # its share in an overlay
-MOST_METRES = 65  # that 16 bits hold in millimetres; farther models get 256 values per metre, as KITTI
+MOST_VALUES = 65_535  # of 16 bits
+PNG_SCALES = (1000.0, 256.0)  # values per metre: millimetres as NYU, then as KITTI
 # Colours from the least to the largest distance: the near is warm.
 NEAR_TO_FAR = ((255, 240, 150), (250, 150, 60), (190, 50, 100), (80, 20, 120), (10, 10, 60))
 
@@ -120,6 +120,11 @@ def map_each(model: Any, files: list[str], *, to: Path | None, top: int) -> Iter
 
     names = [Path(file).stem for file in files]
     if to is not None:
+        if model.task.num_classes > MOST_VALUES + 1:
+            raise ValueError(
+                f"--to writes PNG files, which hold numbers of {MOST_VALUES + 1:,} classes: use model.predict_maps. "
+                f"Received: a model of {model.task.num_classes:,} classes"
+            )
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"--to needs images of different names. Received several: {abbreviated(repeated)}")
         to.mkdir(parents=True, exist_ok=True)
@@ -137,11 +142,11 @@ def _predict_map(model: Any, file: str, path: Path | None, top: int) -> Any:
     [found] = model.predict_maps(pixels)
     if found.dtype.kind == "f":
         scale = _depth_scale(model.task.max_depth, found)
-        values, kind = np.rint(found * scale).clip(0, 65535).astype(np.uint16), "coloured"
+        values, kind = np.rint(found * scale).clip(0, MOST_VALUES).astype(np.uint16), "coloured"
         picture = _depth_colours(found)
         result = {**model.task.decode(found[None], top)[0], "values_per_unit": scale}
     else:
-        values, kind = found.astype(np.uint8), "overlay"
+        values, kind = found.astype(np.uint8 if found.dtype == np.uint8 else np.uint16), "overlay"
         hues = (number * GOLDEN % 1 for number in range(model.task.num_classes))
         colours = 255 * np.array([colorsys.hsv_to_rgb(hue, 0.7, 0.95) for hue in hues])
         picture = (COLOUR * colours[found] + (1 - COLOUR) * pixels).astype(np.uint8)
@@ -153,10 +158,10 @@ def _predict_map(model: Any, file: str, path: Path | None, top: int) -> Any:
 
 
 def _depth_scale(max_depth: float | None, found: np.ndarray) -> float:
-    """Choose the values per metre of a PNG file; of a relative map, those per unit that use all 16 bits."""
-    if max_depth is None:
-        return 65535 / max(float(found.max()), 1e-6)
-    return 1000.0 if max_depth <= MOST_METRES else 256.0
+    """Choose the values per metre of a PNG file that hold the map; of a relative one, those that use all 16 bits."""
+    farthest = max(float(found.max()), max_depth or 1e-6)
+    scales = [scale for scale in PNG_SCALES if max_depth and scale * farthest <= MOST_VALUES]
+    return [*scales, MOST_VALUES / farthest][0]
 
 
 def _depth_colours(found: np.ndarray) -> np.ndarray:

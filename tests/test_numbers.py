@@ -1,0 +1,283 @@
+"""What comes out of a model is a number, and belongs to one class: NaN, infinity, many classes, one name twice."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import command_line
+import map_folders
+from keras_vit import VisionTransformer, batch, dense, errors, train, visualize
+from keras_vit.cli.predict import map_each
+from keras_vit.dense.map_tasks import Segmentation
+from keras_vit.model.labels import distinct
+from refusals import unrefused
+from tiny_models import built, randomised, tiny
+
+SIZE = {"image_size": 16, "patch_size": 8, "num_layers": 1, "hidden_size": 16, "mlp_dim": 16, "num_heads": 2}
+FIELDS: dict[str, Any] = {"steps": 2, "batch_size": 4, "xla": False, "log_steps": 1, "epochs": None}
+NOT_FINITE = "must compute finite numbers. Received: NaN or infinity"
+
+
+def photos(count: int = 6) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, 16, 16, 3), np.uint8)
+
+
+def labelled(classes: int = 3) -> dict[str, Any]:
+    pair = photos(), np.arange(6) % 3
+    return {"train": pair, "evaluation": pair, "num_classes": classes}
+
+
+def classifier(**changes: Any) -> VisionTransformer:
+    return built(**SIZE | {"num_classes": 3} | changes)
+
+
+def broken(model: Any, layer: str, value: float) -> Any:
+    """Put a number into one weight of a layer, the last one of its bias or of its only weight."""
+    weight = model.get_layer(layer).weights[-1]
+    values = np.array(weight)
+    values.flat[-1] = np.float64(value).astype(np.float32) if np.isfinite(value) else value
+    weight.assign(values)
+    return model
+
+
+def test_equal_names_are_told_apart_by_the_number_of_the_class() -> None:
+    assert distinct(["a", "b"]) == ["a", "b"]
+    for names in (["a", "a", "a (0)"], ["a", "a (1)", "a", "a (1)"], [""] * 4):
+        found = distinct(names)
+        assert len(set(found)) == len(names)
+        assert all(new.startswith(name) for new, name in zip(found, names, strict=True))
+    model = classifier(labels=("a", "b", "a"))
+    assert train.examine(model, labelled()).classes == ["a (0)", "b", "a (2)"]
+
+
+def test_a_model_that_computes_nan_is_not_measured() -> None:
+    for value in (np.nan, np.inf):
+        model = broken(classifier(), "head", value)
+        for measure in (train.evaluate, train.examine):
+            with pytest.raises(ValueError, match=NOT_FINITE):
+                measure(model, labelled())
+    model = broken(classifier(), "embedding", np.nan)
+    with pytest.raises(ValueError, match=NOT_FINITE):
+        train.few_shot(model, labelled(), shots=(1,))
+    with pytest.raises(ValueError, match=NOT_FINITE):
+        train.run("linear-probe", model=model, data=labelled(), progress=False)
+    images, classes = map_folders.arrays(2)
+    segmenter = broken(dense.segmenter(classifier(), 3), "map_logits", np.nan)
+    with pytest.raises(ValueError, match=NOT_FINITE):
+        train.evaluate(segmenter, {"evaluation": (images, classes), "num_classes": 3})
+    meter = broken(dense.depth(classifier(), head="linear", max_depth=9), "map_bins", np.nan)
+    with pytest.raises(ValueError, match=NOT_FINITE):
+        train.evaluate(meter, {"evaluation": (images, map_folders.metres(classes))})
+
+
+def test_a_class_that_is_never_predicted_is_measured_and_a_class_that_does_not_occur_is_null() -> None:
+    model = broken(classifier(), "head", -np.inf)
+    data = {"evaluation": (photos(4), np.arange(4) % 2), "num_classes": 3}
+    found = train.evaluate(model, data)
+    assert np.isfinite(found.loss) and train.examine(model, data).accuracy == found.top1
+    task = Segmentation(num_classes=2)
+    totals = dict(zip(task.sum_names, task.sums(*_one_class()).numpy().tolist(), strict=True))
+    counts = {"count": 1, "unlabelled": 0, "skipped": 0, "images_per_second": 1.0}
+    result = train.Evaluation(data="x", labels="single", metrics={}, by_class=task.by_class(totals), **counts)
+    assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["by_class"]["1"]["iou"] is None
+
+
+def _one_class() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    logits = np.stack([np.ones((1, 2, 2)), np.zeros((1, 2, 2))], axis=-1).astype(np.float32)
+    return logits, np.zeros((1, 2, 2), np.int32), np.ones(1)
+
+
+def test_a_diverged_run_is_not_evaluated() -> None:
+    recipe = train.recipe("digits", **FIELDS | {"log_steps": 50, "eval_steps": 1})
+    with pytest.raises(errors.DivergedError):
+        train.run(recipe, model=broken(classifier(), "head", np.nan), data=labelled(), progress=False)
+
+
+def test_a_teacher_that_computes_nan_teaches_nothing() -> None:
+    recipe = train.recipe("distill", **FIELDS, hard_targets=True)
+    teacher = broken(classifier(), "head", np.nan)
+    with pytest.raises(ValueError, match=NOT_FINITE):
+        train.run(recipe, model=tiny(num_classes=3), teacher=teacher, data=labelled(), progress=False)
+
+
+def test_a_stored_model_of_maps_with_nan_is_refused(tmp_path: Path) -> None:
+    broken(dense.segmenter(classifier(), 3), "map_logits", np.nan).save(tmp_path / "model.keras")
+    with pytest.raises(errors.CheckpointError, match="map_logits/bias holds values that are not finite"):
+        dense.load(tmp_path / "model.keras")
+    model = dense.load(tmp_path / "model.keras", allow_nonfinite=True)
+    with pytest.raises(ValueError, match=NOT_FINITE):
+        model.predict_maps(photos(1))
+
+
+# ---- predict --to: what a PNG file holds
+
+
+def written(model: Any, folder: Path) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Return the PNG of a photo's map, the map, and the row that is printed."""
+    photo = folder / "photo.jpg"
+    Image.fromarray(photos(1)[0]).save(photo)
+    [row] = map_each(model, [str(photo)], to=folder / "maps", top=1)
+    if isinstance(row, Exception):
+        raise row
+    with Image.open(folder / "maps" / "photo.png") as file:
+        return np.asarray(file), model.predict_maps(photo)[0], row
+
+
+@functools.cache
+def segmenter(classes: int) -> dense.DenseModel:
+    """Return a model whose best class is often the last one."""
+    model = randomised(dense.segmenter(classifier(), classes))
+    bias = model.get_layer("map_logits").bias
+    bias.assign(np.where(np.arange(classes) == classes - 1, 3.0, 0))
+    return model
+
+
+def test_a_png_has_the_numbers_of_all_classes(tmp_path: Path) -> None:
+    for classes in (256, 300):
+        values, classes_of_pixels, _ = written(segmenter(classes), tmp_path)
+        np.testing.assert_array_equal(values, classes_of_pixels)
+        assert values.max() == classes - 1
+
+
+@pytest.mark.parametrize("max_depth", [10, 65.5, 200, 1000, 1e5])
+def test_a_png_has_every_distance(max_depth: float, tmp_path: Path) -> None:
+    values, metres, row = written(dense.depth(classifier(num_layers=4), max_depth=max_depth), tmp_path)
+    scale = {10: 1000, 65.5: 1000, 200: 256}.get(max_depth, 65535 / max_depth)
+    assert row["values_per_unit"] == pytest.approx(scale)
+    np.testing.assert_allclose(values / scale, metres, atol=0.51 / scale + 1e-6 * max_depth)
+
+
+# ---- every function that gives results x every number that is none
+
+
+def results(model: Any, data: Any, folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return what gives results of a classifier, by name."""
+    vectors = folder / f"{id(model)}"
+    recipes = {name: train.recipe(name, **FIELDS) for name in ("distill", "distill-features")}
+    teach = functools.partial(train.run, model=tiny(**SIZE, num_classes=3), teacher=model, data=data, progress=False)
+    embed = functools.partial(batch.embed, model, str(folder / "photos"), progress=False)
+    return {
+        "classify": lambda: [[row._asdict() for row in rows] for rows in model.classify(photos(2), top=3)],
+        "embed": lambda: batch.search(model.embed(photos(3)), model.embed(photos(1)))[0],
+        "evaluate": lambda: train.evaluate(model, data).to_dict(),
+        "examine": lambda: train.examine(model, data).to_dict(),
+        "few_shot": lambda: train.few_shot(model, data, shots=(1,)),
+        "linear-probe": lambda: train.run("linear-probe", model=model, data=data, progress=False).metrics,
+        "report": lambda: visualize.report(model, photos(2), folder / "report.html", progress=False).name,
+        **{name: lambda recipe=recipe: teach(recipe).history for name, recipe in recipes.items()},
+        **{
+            f"embed {what}": lambda what=what: _no_bad_row(embed(to=f"{vectors}-{what}", what=what))
+            for what in ("embeddings", "logits", "probabilities", "classes")
+        },
+    }
+
+
+def _no_bad_row(result: batch.EmbedResult) -> int:
+    if result.errors:
+        raise ValueError(f"{result.errors} rows have an error")
+    return result.rows
+
+
+def map_results(model: Any, data: Any, folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return what gives results of a model of maps, by name."""
+    photo = folder / "photos" / "0.png"
+    return {
+        "predict_maps": lambda: [pixels.tolist() for pixels in model.predict_maps(photo)],
+        "evaluate": lambda: train.evaluate(model, data).to_dict(),
+        "predict --to": lambda: _raised([*map_each(model, [str(photo)], to=folder / "maps", top=3)]),
+    }
+
+
+def _raised(rows: list[Any]) -> list[Any]:
+    for row in rows:
+        if isinstance(row, Exception):
+            raise row
+    return rows
+
+
+def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any], bool]]:
+    """Yield the name of each case, the call, and whether it has to end in an error."""
+    images, classes = map_folders.arrays(2)
+    masks = {"evaluation": (images, np.where(classes == 255, 255, classes)), "num_classes": 3}
+    depths = {"evaluation": (images, map_folders.metres(classes))}
+    for value in (np.nan, np.inf, -np.inf, 1e300):
+        for layer in ("head", "embedding", "block_0"):
+            is_headless = ("embed", "few_shot", "linear-probe", "embed embeddings", "distill-features")
+            is_masked = value == -np.inf and layer == "head"  # a class that is never predicted
+            for name, call in results(broken(classifier(), layer, value), labelled(), folder).items():
+                fails = not (layer == "head" and (name in is_headless or is_masked and name not in ("embed logits",)))
+                yield f"{name}, {value} in {layer}", call, fails
+        for model, data, layer in (
+            (dense.segmenter(classifier(), 3), masks, "map_logits"),
+            (dense.depth(classifier(), head="linear", max_depth=9), depths, "map_bins"),
+            (dense.depth(classifier(num_layers=4)), depths, "map_conv1"),
+        ):
+            for name, call in map_results(broken(model, layer, value), data, folder).items():
+                yield f"{name}, {value} in {layer}", call, True
+    for model in (classifier(labels=("a", "b", "a")), classifier(labels=("a", "a", "a (0)"))):
+        for name, call in results(model, labelled(), folder).items():
+            yield f"{name}, doubled names", call, False
+    for name, call in map_results(dense.segmenter(classifier(), 3, labels=["a", "b", "a"]), masks, folder).items():
+        yield f"{name}, doubled names", call, False
+    for count in (300, 70_000):
+        for name, call in results(classifier(num_classes=count), labelled(count), folder).items():
+            if count < 1000 or name in ("classify", "evaluate", "embed", "embed classes"):
+                yield f"{name}, {count} classes", call, False
+        for name, call in map_results(segmenter(count), masks | {"num_classes": count}, folder).items():
+            yield f"{name}, {count} classes", call, name == "evaluate" or (name == "predict --to" and count > 65536)
+
+
+@pytest.mark.full
+def test_every_result_is_right_or_an_error_names_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for number, pixels in enumerate(photos(3)):
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    not_held = {}
+    for name, call, fails in cases(tmp_path):
+        try:
+            json.dumps(call(), allow_nan=False)
+            outcome = "a result" if fails else None
+        except (ValueError, errors.DivergedError) as error:
+            outcome = None if fails else str(error)
+        except Exception as error:
+            outcome = repr(error)
+        if outcome:
+            not_held[name] = outcome
+    assert not not_held
+
+
+@pytest.mark.full
+def test_the_commands_refuse_such_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(photos(1)[0]).save(tmp_path / "photo.png")
+    for name, model in {
+        "classes": broken(classifier(), "head", np.nan),
+        "maps": broken(dense.segmenter(classifier(), 3), "map_logits", np.nan),
+    }.items():
+        model.save(tmp_path / f"{name}.keras")
+        for command in ("predict", "visualize"):
+            told = command_line.fails(monkeypatch, command, tmp_path / f"{name}.keras", tmp_path / "photo.png")
+            assert "not finite" in told or "map" in told
+
+
+@pytest.mark.full
+def test_files_of_distances_are_numbers(tmp_path: Path) -> None:
+    folder = map_folders.make(tmp_path, count=3, kind="depth")
+    meter = dense.depth(classifier(), head="linear", max_depth=9)
+
+    def evaluate(value: float) -> None:
+        (folder / "val/depth/01.png").unlink(missing_ok=True)
+        metres = np.ones(map_folders.SIZES[1])
+        metres[0] = value
+        np.save(folder / "val/depth/01.npy", metres)
+        train.evaluate(meter, folder, split="val", on_bad_image="fail")
+
+    assert not unrefused(evaluate, [({"value": value}, "negative or infinite") for value in (np.inf, -np.inf, 1e300)])
+    evaluate(np.nan)
