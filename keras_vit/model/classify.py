@@ -61,8 +61,10 @@ def find_broken(outputs: Any, *, are_logits: bool = False) -> Any:
     Of logits of whole images or tokens, -inf alone is a class that is never predicted. In a map it is refused:
     interpolation makes NaN of it.
     """
-    values = ops.max(outputs, axis=-1) if are_logits else outputs
-    return ops.any(~ops.isfinite(values), axis=tuple(range(1, len(values.shape))))
+    is_good = ops.isfinite(outputs)
+    if are_logits:
+        is_good = (is_good | (outputs == -np.inf)) & ops.any(is_good, axis=-1, keepdims=True)
+    return ops.any(~is_good, axis=tuple(range(1, len(is_good.shape))))
 
 
 def check_outputs(outputs: Any, *, are_logits: bool = False) -> None:
