@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -69,7 +70,7 @@ def test_a_run_stops_between_micro_batches(
     assert (tmp_path / "checkpoints" / "step-00000001").is_dir()
     said = capsys.readouterr().err
     assert "Stopping after this micro-batch, one of 4" in said
-    assert "saving a checkpoint: the same command resumes the run. Ctrl-C again ends at once." in said
+    assert "then saving a checkpoint. Ctrl-C again ends at once, with the last whole step saved." in said
 
 
 @pytest.mark.full
@@ -112,22 +113,31 @@ def test_the_first_signal_only_asks_and_the_second_ctrl_c_is_as_usual() -> None:
 
 
 ENDLESS = """
-import test_stopping, time, tensorflow as tf
+import pathlib, sys, test_stopping, time, tensorflow as tf
 from keras_vit.train import step
-gradients = step._gradients
+gradients, FAST = step._gradients, int(sys.argv[2])
+computed = []
+def wait():
+    computed.append(None)
+    if len(computed) > FAST:
+        print("computing", flush=True)
+        time.sleep(600)
 def slow(state, *arguments):
-    with tf.control_dependencies([tf.py_function(lambda: (print("computing", flush=True), time.sleep(600)), [], [])]):
+    with tf.control_dependencies([tf.py_function(wait, [], [])]):
         return tf.nest.map_structure(tf.identity, gradients(state, *arguments))
 step._gradients = slow
-test_stopping.run()
+test_stopping.run(pathlib.Path(sys.argv[1]), accumulation=int(sys.argv[3]))
 """
 
 
 @pytest.mark.full
-def test_the_second_ctrl_c_ends_the_process_while_a_step_is_computed() -> None:
+@pytest.mark.parametrize(("micro_batches", "fast"), [(1, 2), (4, 9)])
+def test_the_second_ctrl_c_ends_the_process_at_once_and_keeps_the_last_whole_step(
+    micro_batches: int, fast: int, tmp_path: Path
+) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", ENDLESS]
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path), str(fast), str(micro_batches)]
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         try:
             assert process.stdout and process.stderr
@@ -141,3 +151,28 @@ def test_the_second_ctrl_c_ends_the_process_while_a_step_is_computed() -> None:
             assert "KeyboardInterrupt" in process.stderr.read()
         finally:
             process.kill()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    continued = run(tmp_path, accumulation=micro_batches)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
+    assert_same_bits(values(continued.model), values(run(accumulation=micro_batches).model))
+
+
+def test_a_second_ctrl_c_waits_for_a_checkpoint_that_is_being_written_and_a_third_does_not() -> None:
+    written = []
+    with handlers_unchanged(), Stop() as stop, pytest.raises(KeyboardInterrupt), stop.held():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        written.append("whole")
+    with handlers_unchanged(), Stop() as stop, pytest.raises(KeyboardInterrupt), stop.held():
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        written.append("another")
+    assert written == ["whole"]
+
+
+def test_a_stop_says_its_message_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with Stop():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert capsys.readouterr().err == "Stopping after this step, then saving a checkpoint.\n"

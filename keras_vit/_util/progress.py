@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from keras_vit._util.text import printable
+from keras_vit._util.text import byte_size, printable
 
+LINE_SECONDS = 30.0  # from one line to the next where no bar is drawn
 Item = TypeVar("Item")
 
 
@@ -27,8 +28,8 @@ def counter(
     """Draw a bar from `done` to `total` (None: unknown) while the block runs.
 
     Yields `advance(count, details=None)`: it advances the bar by `count` and shows the text `details` beside it.
-    A bar of bytes also shows the speed. `show=False` draws no bar, and neither does a standard error that is no
-    terminal or notebook, whatever the environment says (FORCE_COLOR).
+    A bar of bytes also shows the speed. A standard error that is no terminal or notebook, whatever the environment says
+    (FORCE_COLOR), gets a line now and then instead. `show=False` shows nothing.
     """
     if not show:
         yield lambda *_: None
@@ -39,7 +40,7 @@ def counter(
 
     console = Console(stderr=True)
     if not (sys.stderr.isatty() or console.is_jupyter):
-        yield lambda *_: None
+        yield _lines(description, total, done, format_count=byte_size if in_bytes else "{:,}".format)
         return
     numbers: tuple[progress.ProgressColumn, ...] = (progress.MofNCompleteColumn(),)
     if in_bytes:
@@ -63,6 +64,25 @@ def counter(
                 bar.update(task, details=details)
 
         yield advance
+
+
+def _lines(
+    description: str, total: int | None, done: int, *, format_count: Callable[[int], str]
+) -> Callable[..., None]:
+    """Make an `advance` that prints a line after half a minute, and then ever more rarely."""
+    start = printed = time.monotonic()
+    reached, shown = done, ""
+
+    def advance(count: int, details: str | None = None) -> None:
+        nonlocal printed, reached, shown
+        reached, shown = reached + count, shown if details is None else details
+        now = time.monotonic()
+        if now - printed > max(LINE_SECONDS, (now - start) / 10):
+            printed = now
+            of = "" if total is None else f" of {format_count(total)}"
+            print_line(f"{description}: {format_count(reached)}{of}  {shown}".rstrip())
+
+    return advance
 
 
 def print_line(text: str) -> None:

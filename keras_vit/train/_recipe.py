@@ -81,6 +81,8 @@ class Recipe:
         label_smoothing: share of each label that is spread over all classes, in [0, 1).
 
         temperature: that the logits of "distill" are divided by, above 0.
+        teacher_size: size that the teacher sees, int or (height, width); None for its own, or on a CPU the model's if
+            that is smaller.
         hard_targets: whether "distill" takes the teacher's best class as a label instead of its probabilities.
         label_weight: share of the data's labels in the loss of "distill", in [0, 1).
         patch_weight: weight of the patches' loss in "distill_features", beside 1 for the whole image's.
@@ -154,6 +156,7 @@ class Recipe:
     label_smoothing: Share = 0.0
 
     temperature: Positive = 1.0
+    teacher_size: int | tuple[int, int] | None = None
     hard_targets: bool = False
     label_weight: Share = 0.0
     patch_weight: NonNegative = 1.0
@@ -231,6 +234,8 @@ class Recipe:
         if self.crop_resize is not None and self.crop != "random":
             yield f"crop_resize is for crop='random'. Received: crop={self.crop!r}, crop_resize={self.crop_resize}"
         try:
+            if self.teacher_size is not None:
+                pair(self.teacher_size, "teacher_size")
             sides = pair(self.image_size, "image_size") if self.image_size is not None else (1, 1)
             if self.crop_resize is not None and self.crop_resize < max(sides):
                 yield f"crop_resize must be at least image_size={self.image_size}. Received: {self.crop_resize}"

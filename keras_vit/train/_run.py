@@ -24,7 +24,7 @@ from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.distill import Teacher, load_teacher
 from keras_vit.train.log_files import Log, MetricLogger, plot
-from keras_vit.train.loop import Best, HeldOut, Stop, save_model, train
+from keras_vit.train.loop import Best, HeldOut, Stop, cannot_evaluate, save_model, train
 from keras_vit.train.probe import Probe
 from keras_vit.train.step import TrainState
 
@@ -228,6 +228,8 @@ def _train_to_the_end(
         stop = stack.enter_context(Stop())
         checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher)
         restored = checkpoints.restore() if checkpoints else None
+        if reason := cannot_evaluate(state.recipe, dataset):
+            print_line(f"Nothing to evaluate on: {reason}")
         log = Log(own_folder, last_step=None if is_probe else restored) if own_folder is not None else None
         if isinstance(state, Probe):
             if restored:
@@ -238,7 +240,14 @@ def _train_to_the_end(
             done, total = restored or 0, state.total_steps
             show = progress and strategies.is_chief(state.strategy) and done < total
             advance = stack.enter_context(counter("Training", total=total, done=done, show=show))
-            logger = MetricLogger(log, advance, metrics=state.metrics, batch_size=state.recipe.batch_size)
+            logger = MetricLogger(
+                log,
+                advance,
+                metrics=state.metrics,
+                batch_size=state.recipe.batch_size,
+                steps=total - done,
+                print_line=print_line,
+            )
             if done >= total:  # the log of a finished run has these metrics already
                 print_line(FINISHED.format(folder=folder, total=total))
                 metrics: dict[str, float] | None = held_out.evaluate(total, keep=False)
@@ -295,6 +304,6 @@ def _open_checkpoints(
         facts=facts,
         may_differ=["data.arguments", "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
         # Earlier versions did not always keep the class names, and had no maps.
-        may_be_added=["model.labels", "recipe.head", "recipe.max_depth"],
+        may_be_added=["model.labels", "recipe.head", "recipe.max_depth", "recipe.teacher_size"],
         writes=strategies.is_chief(state.strategy),
     )

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.checks import as_path
+from keras_vit._util.checks import as_path, given
 from keras_vit.model.classify import check_outputs
 from keras_vit.model.layers.base import initializer
 from keras_vit.model.layers.runtime import random_scope
@@ -78,7 +78,9 @@ class Teacher:
     def copy_model(self, recipe: Recipe) -> VisionTransformer:
         """Copy the model to the devices, in the recipe's precision. Call it in the scope of a strategy."""
         config = self.model.config
-        changes = {} if recipe.trains_head else {"num_classes": 0, "representation_size": None}
+        changes: dict[str, Any] = given(image_size=recipe.teacher_size)
+        if not recipe.trains_head:
+            changes |= {"num_classes": 0, "representation_size": None}
         model = self.model.with_config(config.replace(**changes), dtype=recipe.precision)
         model.trainable = False
         return model

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.text import install_command
+from keras_vit._util.text import duration, install_command
 from keras_vit.train.checkpoints import as_os_error, is_local, make_folder, read_file, replace_file
 from keras_vit.train.step import metric_names
 
@@ -27,6 +27,7 @@ SCALARS = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"), data_class="DATA_CLASS_SCALAR"
 )
 PICTURE = "plot.png"
+SLOW_STEP = 5.0  # seconds of the first step that are said at once
 # A panel shows the metric of this name and those that end in it, such as `evaluation_loss`.
 PANELS = ("loss", "accuracy", "learning_rate", "gradient_norm")
 
@@ -89,12 +90,20 @@ def _summary(values: dict[str, float]) -> bytes:
 class MetricLogger:
     """Write means of metrics to the log (None for no files), the progress bar and `history`.
 
-    `metrics` are the names of the task's metrics; `batch_size` is in images per step. `advance(steps, text)` moves the
-    progress bar and shows a text beside it.
+    `metrics` are the names of the task's metrics; `batch_size` is in images per step, `steps` are those to do.
+    `advance(steps, text)` moves the progress bar and shows a text beside it. `print_line` prints how long a step takes
+    and the whole run.
     """
 
     def __init__(
-        self, log: Log | None, advance: Callable[..., None], *, metrics: Sequence[str], batch_size: int
+        self,
+        log: Log | None,
+        advance: Callable[..., None],
+        *,
+        metrics: Sequence[str],
+        batch_size: int,
+        steps: int,
+        print_line: Callable[[str], None],
     ) -> None:
         self.history: list[dict[str, float]] = []  # all lines, with "step"
         self.pending: list[tuple[int, Any]] = []  # steps and metrics since the last line, which may not be computed yet
@@ -102,7 +111,9 @@ class MetricLogger:
         self._advance = advance
         self._metrics = metrics
         self._batch_size = batch_size
-        self._is_compiled = False
+        self._left = steps
+        self._print_line = print_line
+        self._calls = 0
         self._since = time.monotonic()
         self._timed_steps = 0  # since the last line
         self._all_steps, self._all_seconds = 0, 0.0
@@ -110,16 +121,31 @@ class MetricLogger:
         self.show("compiling")  # until the first call is done
 
     def add(self, steps: int, metrics: Any) -> None:
-        """Add the metrics of a call of `steps` steps, without waiting for them except for the first, which compiles."""
+        """Add the metrics of a call of `steps` steps, without waiting for them except for the first two.
+
+        The first compiles, and the second says how long a step takes.
+        """
         self.pending.append((steps, metrics))
-        if self._is_compiled:
+        self._calls += 1
+        self._left -= steps
+        if self._calls > 1:
             self._timed_steps += steps
             self._advance(steps)
         else:
             metrics.numpy()
             self._advance(steps, "")
-            self._is_compiled = True
+            self._say_time((time.monotonic() - self._since) / steps, " (the first, which compiles)", least=SLOW_STEP)
             self._since = time.monotonic()
+        if self._calls == 2:
+            metrics.numpy()
+            self._say_time((time.monotonic() - self._since) / self._timed_steps)
+
+    def _say_time(self, seconds: float, which: str = "", *, least: float = 0.0) -> None:
+        """Say how long a step takes, if at least so long, and those that are left."""
+        if self._left and seconds >= least:
+            speed = f"{self._batch_size / seconds:,.3g} images/s"
+            whole = f"{'at most ' * bool(which)}{duration(seconds * self._left)} for {self._left:,} more"
+            self._print_line(f"a step takes {duration(seconds)}{which}, {speed}: {whole}")
 
     def log_means(self, done: int, *, learning_rate: float) -> dict[str, float]:
         """Write the means since the last call as the line of step `done`; return them by name."""

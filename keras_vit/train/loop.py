@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
 from math import ceil
@@ -32,7 +32,7 @@ from keras_vit.train.data.split import Data, Order
 from keras_vit.train.evaluation import evaluate, replicate
 from keras_vit.train.log_files import MetricLogger
 from keras_vit.train.planner import evaluation_batch
-from keras_vit.train.step import TrainState, jit_scope, make_train_step
+from keras_vit.train.step import TrainState, is_whole, make_train_step
 
 BEST_MODEL = "best.keras"
 TRAINING_NAMES = {"top1": "accuracy"}  # metrics of an evaluation that have another name in training
@@ -40,6 +40,7 @@ BEST_RECORD = "best.json"  # step and metrics of best.keras
 # `eval_steps="auto"`: evaluations in a run, and the fewest steps between them.
 EVALUATIONS, FEWEST_STEPS = 10, 10
 Answer = TypeVar("Answer")
+UPDATE_SECONDS = 5.0  # that the second Ctrl-C waits for the end of a step that changes the weights
 FEWEST_LOG_LINES = 20  # lines of the log that a short run has at least, unless the user states log_steps
 
 
@@ -54,10 +55,30 @@ def train(
 ) -> dict[str, float] | None:
     """Train until the last step or a signal, save a checkpoint, and return the last metrics on held-out images.
 
-    Returns None after a signal. Raises DivergedError if loss, gradient or weights are not finite.
+    Returns None after a signal; a second Ctrl-C is raised when the last whole step is saved. Raises DivergedError if
+    loss, gradient or weights are not finite.
     """
-    recipe, total = state.recipe, state.total_steps
+    stop.saves = checkpoints is not None
     steps = TrainingSteps(state, data)
+    try:
+        return _repeat(steps, state, data, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
+    except KeyboardInterrupt:
+        if checkpoints and steps.settle():
+            save_checkpoint(state, int(state.step.numpy()), checkpoints, logger, stop)
+        raise
+
+
+def _repeat(
+    steps: TrainingSteps,
+    state: TrainState,
+    data: Data,
+    *,
+    logger: MetricLogger,
+    checkpoints: Checkpoints | None,
+    held_out: HeldOut,
+    stop: Stop,
+) -> dict[str, float] | None:
+    recipe, total = state.recipe, state.total_steps
     has_workers = strategies.has_workers(state.strategy)
     log_steps = recipe.log_steps
     if not recipe.is_stated("log_steps"):
@@ -65,14 +86,13 @@ def train(
     intervals = (log_steps, recipe.checkpoint_steps, interval(state, data))
     done = int(state.step.numpy())
     saved_at = time.monotonic()
-    stop.saves = checkpoints is not None
     while True:
         count = min(recipe.steps_per_call, total - done, *(n - done % n for n in intervals if n))
         metrics = None if stop.requested and not has_workers else steps.take(done, count, stop)
         if metrics is None:
             if logger.pending:
                 _log(state, done, logger, checkpoints)
-            save_checkpoint(state, done, checkpoints, logger)
+            save_checkpoint(state, done, checkpoints, logger, stop)
             return None
         done += count
         logger.add(count, metrics)
@@ -81,7 +101,7 @@ def train(
 
         # The metrics tell all workers that one was asked to stop, and all read them after the same step.
         if is_logged and _log(state, done, logger, checkpoints)["stop"] and not is_last:
-            save_checkpoint(state, done, checkpoints, logger)
+            save_checkpoint(state, done, checkpoints, logger, stop)
             return None
 
         with logger.paused():
@@ -95,7 +115,7 @@ def train(
             is_old = is_logged and minutes is not None and time.monotonic() - saved_at > 60 * minutes
             if is_saved or is_old:
                 stop.until = "this checkpoint"
-                save_checkpoint(state, done, checkpoints, logger)
+                save_checkpoint(state, done, checkpoints, logger, stop)
                 saved_at = time.monotonic()
         if is_last:
             return evaluation
@@ -106,7 +126,7 @@ def interval(state: TrainState, data: Data) -> int | None:
     recipe = state.recipe
     if recipe.eval_steps != "auto":
         return recipe.eval_steps
-    if data.evaluation is None or not can_evaluate(recipe, data):
+    if data.evaluation is None or cannot_evaluate(recipe, data):
         return None
     # An image costs three times as much to train on as to evaluate: evaluations cost at most a tenth of the training.
     cheap = ceil(10 * data.evaluation.count / (3 * recipe.batch_size))
@@ -139,10 +159,8 @@ class TrainingSteps:
         self._split = split
         self._batches = iter(strategy.distribute_datasets_from_function(make_worker_batches))
         self._train_step = make_train_step(state, strategy)
-        # A program of XLA or of a TPU ends as a whole, and workers must end after the same step.
-        is_whole = jit_scope(recipe.xla, strategy) == "step" or strategies.has_workers(strategy)
-        is_whole |= isinstance(strategy, tf.distribute.TPUStrategy)
-        self._parts = 1 if is_whole else int(recipe.accumulation)
+        self._parts = 1 if is_whole(recipe, strategy) else int(recipe.accumulation)
+        self._running: futures.Future[Any] | None = None  # the newest call
         self._has_compiled = False
         self._seconds: float | None = None  # of a step
 
@@ -157,21 +175,32 @@ class TrainingSteps:
         if parts != 1:
             stop.on_request = lambda: self._state.interrupt.assign(1)
         arguments = self._batches, tf.constant(count), tf.constant(float(stop.requested))
+        if self._state.updating is not None:
+            self._state.updating.assign(0)
         start = time.monotonic()
         order = Order(batch=self._state.recipe.batch_size, seed=self._state.recipe.seed, start=done)
         with self._split.naming_bad_image(order, batches=count):
             try:
-                metrics = in_thread(self._train_step, *arguments)
+                self._running = start_thread(self._train_step, *arguments)
+                metrics = wait_for(self._running)
             except tf.errors.OpError:
                 if not self._state.interrupt.numpy():
                     raise
-                self._state.step.assign(done)  # TensorFlow may have counted the step before its gradients failed
                 return None
             finally:
                 stop.on_request = lambda: None
         self._seconds = (time.monotonic() - start) / count if self._has_compiled else None
         self._has_compiled = True
         return metrics
+
+    def settle(self) -> bool:
+        """Keep a running step from updating the weights; return whether they are, and stay, those of a whole step."""
+        state, running = self._state, self._running
+        state.interrupt.assign(2)
+        if running and not running.done() and (state.updating is None or state.updating.numpy()):
+            futures.wait([running], timeout=UPDATE_SECONDS)
+            return running.done()
+        return True
 
     def _describe_wait(self, parts: int, count: int) -> str:
         """Describe the part of a step that a stopped run finishes first, and its time."""
@@ -183,6 +212,11 @@ class TrainingSteps:
 
 def in_thread(function: Callable[..., Answer], *arguments: Any) -> Answer:
     """Call a function in another thread: meanwhile this one handles signals, which TensorFlow would delay."""
+    return wait_for(start_thread(function, *arguments))
+
+
+def start_thread(function: Callable[..., Answer], *arguments: Any) -> futures.Future[Answer]:
+    """Call a function in another thread."""
     future: futures.Future[Answer] = futures.Future()
 
     def call() -> None:
@@ -192,6 +226,11 @@ def in_thread(function: Callable[..., Answer], *arguments: Any) -> Answer:
             future.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()  # a daemon, so that a second Ctrl-C does not wait for it
+    return future
+
+
+def wait_for(future: futures.Future[Answer]) -> Answer:
+    """Wait for the answer of a thread, and handle signals meanwhile."""
     # A signal does not end the wait if it comes just before it or to another thread: then the next round handles it.
     while not futures.wait([future], timeout=0.1).done:
         pass
@@ -201,7 +240,8 @@ def in_thread(function: Callable[..., Answer], *arguments: Any) -> Answer:
 class Stop(contextlib.AbstractContextManager["Stop"]):
     """Context in which SIGTERM and the first Ctrl-C (SIGINT) set `requested`, and a line says when the loop ends.
 
-    The second Ctrl-C raises KeyboardInterrupt. Only the main thread can handle signals; in others nothing changes.
+    The second Ctrl-C raises KeyboardInterrupt, but inside of `held` at its end. Only the main thread can handle
+    signals; in others nothing changes.
     """
 
     def __init__(self) -> None:
@@ -209,7 +249,8 @@ class Stop(contextlib.AbstractContextManager["Stop"]):
         self.until = "this step"  # the work that is finished first, and its time
         self.saves = True  # whether a checkpoint is saved then
         self.on_request: Callable[[], None] = lambda: None
-        self._interrupted = False
+        self._interrupts = 0
+        self._is_held = False
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Stop:
@@ -224,16 +265,27 @@ class Stop(contextlib.AbstractContextManager["Stop"]):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Finish a block that saves a checkpoint before a second Ctrl-C ends the run; a third ends it at once."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
+
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._interrupted = True
+        self._interrupts += number == signal.SIGINT
+        if number == signal.SIGINT and self._interrupts > 1 + self._is_held:
+            raise KeyboardInterrupt
         if not self.requested:
             self.requested = True
-            saved = ", and saving a checkpoint: the same command resumes the run" if self.saves else ""
+            saved, kept = (", then saving a checkpoint", ", with the last whole step saved") if self.saves else ("", "")
+            again = f" Ctrl-C again ends at once{kept}." if number == signal.SIGINT else ""
             with contextlib.suppress(RuntimeError):  # the signal came while a line was printed
-                print_line(f"Stopping after {self.until}{saved}. Ctrl-C again ends at once.")
+                print_line(f"Stopping after {self.until}{saved}.{again}")
             self.on_request()
 
 
@@ -256,12 +308,15 @@ def _check_finite(is_finite: bool, done: int, problem: str, checkpoints: Checkpo
         )
 
 
-def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger) -> None:
+def save_checkpoint(
+    state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger, stop: Stop
+) -> None:
     """Flush the log, then save a checkpoint: no logged line is missing after a restart."""
     _check_finite(state.is_finite(), done, "a weight is not finite", checkpoints)
     if checkpoints is not None:
-        logger.flush()
-        checkpoints.save(done)
+        with stop.held():
+            logger.flush()
+            checkpoints.save(done)
 
 
 @dataclass(frozen=True)
@@ -310,7 +365,7 @@ class HeldOut:
     def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
         """Measure the weights after a step, {} without held-out images and labels. `keep` keeps the best model."""
         state = self._state
-        if not can_evaluate(state.recipe, self._data):
+        if cannot_evaluate(state.recipe, self._data):
             return {}
         state.copy_to(self._model)
         labels = "real" if self._data.multi_label else "single"
@@ -343,9 +398,15 @@ class HeldOut:
         return True
 
 
-def can_evaluate(recipe: Recipe, data: Data) -> bool:
-    """Whether there are held-out images with labels, and a head for their classes."""
-    return data.evaluation is not None and data.is_labelled and recipe.trains_head
+def cannot_evaluate(recipe: Recipe, data: Data) -> str | None:
+    """Reason why a run has nothing to evaluate on, and what to do, or None."""
+    if not recipe.trains_head:
+        return "the result has no head. Train one on it, with linear-probe and labelled images"
+    if not data.is_labelled:
+        return "the images have no labels. Evaluate the result on labelled ones: keras-vit evaluate"
+    if data.evaluation is None:
+        return "no images are held out. Add a folder val/ beside train/, name a split (eval_split), or pass arrays"
+    return None
 
 
 def _rank(metrics: dict[str, float]) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +267,8 @@ WAITING_BATCHES = 4  # that the input pipeline prepares meanwhile
 UNPLANNED_BYTES = 2**30  # of a CPU's memory, for compilers and a second copy of the weights in the first step
 REFUSED_SHARE = 1.35  # a stated number is refused above it
 EVALUATION_BATCH = 64
+CORE_FLOPS = 5e10  # of one core of a CPU in a second, about
+CPU_STEP_FLOPS, LEAST_BATCH = 1e12, 16  # of a step of distillation that is chosen for a CPU: ten seconds on two cores
 _LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
 
 
@@ -300,6 +302,32 @@ def fewest_micro_batches(
     if recipe.freeze:
         return images
     raise ValueError(_too_large(planned, memory or 0, "Even one image at once"))
+
+
+def power_of_two(most: float, unit: int) -> int:
+    """Largest power of two times `unit` that is at most `most`, or `unit`."""
+    return unit * 2 ** int(log2(max(most / unit, 1)))
+
+
+def fit_work(recipe: Recipe, config: ViTConfig, teacher: ViTConfig, *, keeps_size: bool, unit: int) -> dict[str, Any]:
+    """Choose the teacher's size and the batch of a distillation for a CPU; return the fields to change.
+
+    The teacher sees about as many pixels as the model, in place of more, unless it `keeps_size`. The batch is `unit`
+    times the largest power of two that is within CPU_STEP_FLOPS.
+    """
+    changes: dict[str, Any] = {}
+    if not (keeps_size or recipe.is_stated("teacher_size")):
+        units = [side // cells for side, cells in zip(teacher.size, teacher.grid, strict=True)]
+        size = tuple(unit * max(1, round(side / unit)) for unit, side in zip(units, config.size, strict=True))
+        if prod(size) < prod(teacher.size):
+            changes["teacher_size"] = size[0] if size[0] == size[1] else size
+    if not recipe.is_stated("batch_size"):
+        teacher = teacher.replace(**given(image_size=changes.get("teacher_size", recipe.teacher_size)))
+        one = plan_step(recipe.replace(batch_size=1, accumulation=1), config, teacher, replicas=1)
+        batch = power_of_two(max(LEAST_BATCH, CPU_STEP_FLOPS / one.step_flops), unit)
+        if batch < recipe.batch_size:
+            changes["batch_size"] = batch
+    return changes
 
 
 def check_memory(recipe: Recipe, planned: Plan, *, memory: int | None) -> None:

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from math import ceil, log2
+from math import ceil
 from typing import Any, TypeAlias
 
 import keras
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.checks import is_count
-from keras_vit._util.text import byte_size
+from keras_vit._util.text import byte_size, duration
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.dense.model import DenseModel, depth, segmenter
 from keras_vit.model.config import ViTConfig
@@ -68,6 +68,8 @@ def build_state(
     _check_devices(recipe, devices)
     source = check_task(recipe, load_model(recipe, model), data)
     recipe = fit_size(recipe, model, source.config, data, print_line=print_line)
+    if teacher:
+        recipe = fit_teacher(recipe, source.config, teacher, devices, out=out, print_line=print_line)
     recipe = fit_length(recipe, data, replicas=devices.num_replicas_in_sync, print_line=print_line)
     total = recipe.resolved_steps(data.training_split().count)
     recipe, data = match_head(recipe, source.task, data)
@@ -160,13 +162,52 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, pr
     return recipe.replace(image_size=smaller)
 
 
+def fit_teacher(
+    recipe: Recipe,
+    config: ViTConfig,
+    teacher: Teacher,
+    devices: tf.distribute.Strategy,
+    *,
+    out: str | os.PathLike[str] | None,
+    print_line: PrintLine,
+) -> Recipe:
+    """Choose the teacher's size and the batch of a distillation: those of a run in `out`, or on a CPU less work."""
+    saved, _ = _saved_run(out)
+    if saved:
+        names = ("teacher_size", "batch_size")
+        return recipe.replace(**{name: saved.get(name) for name in names if not recipe.is_stated(name)})
+    if not strategies.is_cpu():
+        return recipe
+    student, unit = config.replace(**recipe.config_changes(config)), _unit(recipe, devices.num_replicas_in_sync)
+    keeps_size = teacher.source is None  # a model that the user made
+    changes = planner.fit_work(recipe, student, teacher.model.config, keeps_size=keeps_size, unit=unit)
+    if changes:
+        before = {"teacher_size": max(teacher.model.config.size), "batch_size": recipe.batch_size}
+        chosen = ", ".join(f"{name} {value} in place of {before[name]}" for name, value in changes.items())
+        print_line(f"on a CPU: {chosen}. To choose: {' and '.join(f'--set {name}=N' for name in changes)}")
+    return recipe.replace(**changes)
+
+
+def _unit(recipe: Recipe, replicas: int) -> int:
+    """Number whose multiples a batch may have."""
+    return replicas * (1 if recipe.accumulation == "auto" else recipe.accumulation)
+
+
+def _saved_run(out: str | os.PathLike[str] | None) -> tuple[dict[str, Any], int]:
+    """Fields of the recipe and last step of the run in a folder; {} and 0 without one."""
+    checkpoint = newest(f"{plain_path(out)}/checkpoints") if out is not None else None
+    if checkpoint is None:
+        return {}, 0
+    saved = checkpoint[1]["facts"].get("recipe")
+    return saved if isinstance(saved, dict) else {}, checkpoint[1]["step"]
+
+
 def fit_length(recipe: Recipe, data: Data, *, replicas: int, print_line: PrintLine) -> Recipe:
     """Choose a batch and a number of steps that suit few images, unless the user states them."""
     count = data.training_split().count
     changes: dict[str, Any] = {}
     if recipe.batch_size > count and not recipe.is_stated("batch_size"):
-        unit = replicas * (1 if recipe.accumulation == "auto" else recipe.accumulation)
-        changes["batch_size"] = unit * 2 ** int(log2(max(count / unit, 1)))
+        changes["batch_size"] = planner.power_of_two(count, _unit(recipe, replicas))
     steps = ceil(MOST_PASSES * count / changes.get("batch_size", recipe.batch_size))
     if count < FEW_IMAGES and (recipe.steps or 0) > steps and not recipe.is_stated("steps"):
         changes["steps"] = steps
@@ -242,16 +283,15 @@ def _fit_memory(
     print_line: PrintLine,
 ) -> Recipe:
     """Choose the number of micro-batches and check that they fit; `configs` are of the model and its teacher."""
-    checkpoint = newest(f"{plain_path(out)}/checkpoints") if out is not None else None
+    saved, done = _saved_run(out)
     replicas, memory = devices.num_replicas_in_sync, planner.device_memory(strategies.local_replicas(devices))
     is_auto = recipe.accumulation == "auto"
     if is_auto:
-        saved = checkpoint[1]["facts"].get("recipe") if checkpoint else None
-        number: Any = saved.get("accumulation") if isinstance(saved, dict) else None
+        number: Any = saved.get("accumulation")
         if not is_count(number, least=1) or recipe.batch_size % (replicas * number):
             number = planner.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=memory)
         recipe = recipe.replace(accumulation=strategies.largest(number, devices))
-    if checkpoint and checkpoint[1]["step"] >= total:
+    if done >= total:
         return recipe  # the run is finished: nothing has to fit
     planned = planner.plan_step(recipe, *configs, replicas=replicas)
     planner.check_memory(recipe, planned, memory=memory)
@@ -261,6 +301,12 @@ def _fit_memory(
         print_line(
             f"batch {recipe.batch_size:,} is computed as {recipe.accumulation} micro-batches of {planned.micro_batch}"
             f"{where}: {byte_size(planned.total)}{limit}"
+        )
+    if strategies.is_cpu() and planned.step_flops > 2 * planner.CPU_STEP_FLOPS:
+        seconds = planned.step_flops / (planner.CORE_FLOPS * (os.cpu_count() or 1))
+        print_line(
+            f"a step computes {planned.step_flops / 1e12:.1f} TFLOP, perhaps {duration(seconds)} on this CPU. A "
+            "smaller image_size, batch_size or model is faster"
         )
     return recipe
 

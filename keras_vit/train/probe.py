@@ -72,7 +72,13 @@ class Probe:
         self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, print_line: PrintLine, show: bool
     ) -> dict[str, Any]:
         """Compute the features that are missing and fit the head; return the fields of a `Result`."""
-        speed = self.compute(checkpoints, stop, show=show)
+        try:
+            speed = self.compute(checkpoints, stop, show=show)
+        except KeyboardInterrupt:  # the second Ctrl-C
+            if checkpoints:
+                with stop.held():
+                    checkpoints.save(int(self._done.numpy()))
+            raise
         metrics, history = ({}, []) if speed is None else self.fit(print_line)
         for line in history:
             if log:
@@ -107,7 +113,8 @@ class Probe:
                 self._done.assign(done)
                 is_old = minutes is not None and time.monotonic() - saved_at > 60 * minutes
                 if checkpoints and (stop.requested or is_old or done == self.total):
-                    checkpoints.save(done)
+                    with stop.held():
+                        checkpoints.save(done)
                     saved_at = time.monotonic()
                 if stop.requested and done < self.total:
                     return None

@@ -4,9 +4,10 @@ Gradients of micro-batches are summed, summed over replicas, clipped by their gl
 clips before the sum, repeats dropout masks on every replica, and does not accumulate under tf.distribute.
 """
 
+import contextlib
 import fnmatch
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
@@ -14,7 +15,7 @@ import tensorflow as tf
 from keras_vit.model.layers.runtime import Compiler, fuse_with, random_scope
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
-from keras_vit.train import distill, masked_patch
+from keras_vit.train import distill, masked_patch, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.optimizer import Optimizer, clip, update_variables
 
@@ -76,9 +77,12 @@ class TrainState:
         self.step = tf.Variable(  # number of steps done
             0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="step"
         )
-        self.interrupt = tf.Variable(  # 1 ends a step with an error before its next micro-batch
+        self.interrupt = tf.Variable(  # 1 ends a step with an error before its next micro-batch, 2 before its update
             0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="interrupt"
         )
+        # 1 while a step updates the other variables; None if that cannot be told.
+        has_replicas = tf.distribute.has_strategy() or is_whole(recipe, self.strategy)
+        self.updating = None if has_replicas else tf.Variable(0, dtype=tf.int64, trainable=False, name="updating")
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
@@ -161,7 +165,8 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
         for _ in tf.range(count):
             metrics = strategy.run(replica_step, args=(next(iterator), stop))
             total += strategy.experimental_local_results(metrics)[0]
-            state.step.assign_add(1)
+            with tf.control_dependencies([total]):  # a step that was interrupted does not count
+                state.step.assign_add(1)
         return total / tf.cast(count, tf.float32)
 
     return train_step
@@ -184,8 +189,26 @@ def _replica_step(
     gradients, sums = local_gradients(batch, replica_seed(state.recipe, step, context.replica_id_in_sync_group))
     # tf.identity, because all_reduce needs tensors that were computed on the replica.
     *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
-    norm = apply(gradients, step)
+    with _update_begins(state, gradients):
+        norm = apply(gradients, step)
     return tf.stack([*tf.unstack(sums), norm, stop])
+
+
+@contextlib.contextmanager
+def _update_begins(state: TrainState, gradients: list[Any]) -> Iterator[None]:
+    """Say that the update begins, then end the step with an error if it was interrupted; in this order.
+
+    So whoever interrupts it, and then reads that no update has begun, knows that none will.
+    """
+    if state.updating is None:
+        yield
+        return
+    with tf.control_dependencies(gradients):
+        updating = state.updating.assign(1)
+    with tf.control_dependencies([updating]):
+        is_allowed = tf.debugging.Assert(tf.less(state.interrupt, 2), ["The step was interrupted"])
+    with tf.control_dependencies([is_allowed]):
+        yield
 
 
 def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
@@ -252,6 +275,12 @@ def _move_average(share: float, average: tf.Variable, value: Any) -> Any:
 def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
     """Names of the values that a call of the training step returns, in order; `metrics` are the task's."""
     return ("loss", *metrics, "gradient_norm", "stop")
+
+
+def is_whole(recipe: Recipe, strategy: tf.distribute.Strategy) -> bool:
+    """Whether no step can end early: programs of XLA or of a TPU are one piece, and workers end after the same step."""
+    is_program = jit_scope(recipe.xla, strategy) == "step" or isinstance(strategy, tf.distribute.TPUStrategy)
+    return is_program or strategies.has_workers(strategy)
 
 
 def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:

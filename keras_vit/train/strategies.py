@@ -68,6 +68,11 @@ def check_backend() -> None:
         )
 
 
+def is_cpu() -> bool:
+    """Whether this machine has neither a GPU nor a TPU."""
+    return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
+
+
 def has_workers(strategy: tf.distribute.Strategy) -> bool:
     """Whether several processes train together."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
