@@ -58,6 +58,13 @@ def png(number: int) -> bytes:
     return image_kinds.encoded(image_kinds.Image.fromarray(digits.load().test_images[number, ..., 0]), "PNG")
 
 
+def test_a_score_is_never_above_one() -> None:
+    row = np.float32([[0.9, 0.1, 0.8]])
+    rows = row * RANDOM.uniform(0.1, 9, (500, 1)).astype("f4")
+    scores = [match.score for match in batch.search(rows, row, top=500)[0]]
+    assert max(scores) == 1 and min(scores) > 0.999
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with photos, one of which is damaged, and with their embeddings."""

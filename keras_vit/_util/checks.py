@@ -54,6 +54,7 @@ class Rule:
             is_optional=NoneType in members,
             interval=next((rule.interval for rule in rules if rule.interval), None),
             choices=tuple(choice for rule in rules for choice in rule.choices),
+            item=next((rule.item for rule in rules if rule.item), None),
         )
 
     @classmethod
@@ -199,6 +200,15 @@ def as_python(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: as_python(item) for name, item in value.items()}
     return tuple(as_python(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def json_able(value: Any) -> Any:
+    """Replace numbers that JSON does not have, NaN and infinity, by None in dictionaries and lists of any depth."""
+    if isinstance(value, Mapping):
+        return {name: json_able(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_able(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_depth(value: Any, where: str) -> Any:

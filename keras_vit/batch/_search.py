@@ -80,7 +80,7 @@ def search(vectors: str | os.PathLike[str] | np.ndarray, queries: Any, *, top: i
     found: list[list[Match]] = [[] for _ in wanted]
     for rows, numbers, paths in _blocks(vectors, wanted.shape):
         lengths = _lengths(rows, numbers, "row")  # before the product, in which infinity makes some processors warn
-        scores = wanted @ rows.T / lengths
+        scores = np.clip(wanted @ rows.T / lengths, -1, 1)  # rounded, a cosine may be 1.0000002
         for best, query_scores in zip(found, scores, strict=True):
             better = np.flatnonzero(query_scores > (best[-1].score if len(best) == top else -np.inf))
             for place in better[np.argsort(-query_scores[better], kind="stable")[:top]].tolist():

@@ -24,7 +24,7 @@ from keras_vit.batch.images import Item
 from keras_vit.errors import DownloadError
 from keras_vit.export import server
 from keras_vit.model import preprocess
-from keras_vit.model.classify import IMAGE_ERRORS, unit_length
+from keras_vit.model.classify import IMAGE_ERRORS, find_broken, unit_length
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -139,13 +139,13 @@ class Worker:
         except tf.errors.OpError:  # in any of them
             return [None] if len(files) == 1 else [self._pixels([file])[0] for file in files]
 
+    @np.errstate(over="ignore", invalid="ignore")  # what is not finite is the error of its row
     def _rows(self, batch: Batch) -> pa.Table:
         """Compute the rows of a batch, with a path, values or None, and an error or None."""
         outputs = self._call(batch.images).numpy()[: len(batch.names)]
-        with np.errstate(over="ignore"):  # it becomes an error below
-            values = self._finish(outputs).astype(self._dtype)
+        values = self._finish(outputs).astype(self._dtype)
         errors = list(batch.errors)
-        for place in np.flatnonzero(~np.isfinite(values).all(axis=1)):
+        for place in np.flatnonzero(find_broken(values, are_logits=self._what == "classes")):
             errors[place] = errors[place] or f"The model's output is not finite in {self._dtype}"
         if self._what == "classes":
             best = self._model.decode_predictions(outputs, top=1) if errors else []

@@ -19,9 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util import html
-from keras_vit._util.checks import check_counts
+from keras_vit._util.checks import check_counts, is_count
 from keras_vit._util.files import check_results, replacing
 from keras_vit._util.progress import track
+from keras_vit.model.labels import distinct
 from keras_vit.model.task import Classification
 from keras_vit.train import strategies
 from keras_vit.train.data import sources
@@ -32,6 +33,7 @@ from keras_vit.train.evaluation import choose_strategy, collect_images, distribu
 WORST = 24  # mistakes on a contact sheet
 MATRIX_CLASSES = 30  # that a page shows as a matrix; of more it lists the most frequent confusions
 PICTURE_SIDE = 192  # pixels of the longer side
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # starts of cells that a spreadsheet runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class Examination:
 
     Args:
         data: name of the data set and the split.
-        classes: names of the model's classes.
+        classes: names of the model's classes; a name that several have is followed by the number of the class.
         images: names of the images.
         labels: int64 (images,), the right classes.
         predicted: int64 (images,), the predicted ones.
@@ -88,8 +90,13 @@ class Examination:
         """List the wrongly classified images, those with the least probability of the right class first.
 
         Args:
-            most: number of mistakes to return; None returns all.
+            most: number of mistakes to return, from 0; None returns all.
+
+        Raises:
+            ValueError: `most` is something else.
         """
+        if most is not None and not is_count(most, least=0):
+            raise ValueError(f"most must be an integer >= 0, or None. Received: {most!r:.200}")
         return [self._row(place) for place in self._worst(most)]
 
     def by_class(self) -> list[dict[str, Any]]:
@@ -142,7 +149,8 @@ class Examination:
 
         Args:
             folder: created if it does not exist; files of an earlier examination are replaced.
-            predictions: whether to write a row for each image.
+            predictions: whether to write a row for each image. A text that a spreadsheet would take for a formula, such
+                as a name that begins with "=", gets an apostrophe in front.
 
         Raises:
             FileExistsError: there are files of these names that `write` has not written.
@@ -154,7 +162,7 @@ class Examination:
             table = io.StringIO()
             writer = csv.DictWriter(table, self._row(0))
             writer.writeheader()
-            writer.writerows(map(self._row, range(len(self.labels))))
+            writer.writerows({k: _cell(v) for k, v in self._row(place).items()} for place in range(len(self.labels)))
             contents.append(table.getvalue())
         Path(folder).mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, contents, strict=True):
@@ -200,6 +208,11 @@ class Examination:
     def __str__(self) -> str:
         right = int(np.sum(self.labels == self.predicted))
         return f"{self.data}: {right:,} of {len(self.labels):,} images are right ({self.accuracy:.2%})"
+
+
+def _cell(value: Any) -> Any:
+    """Put an apostrophe in front of a text that a spreadsheet would run as a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 
 
 def result_paths(folder: str | os.PathLike[str], *, predictions: bool) -> list[Path]:
@@ -267,12 +280,12 @@ def examine(
     batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
     total = ceil(held_out.count / (batch_size * devices.num_replicas_in_sync))
     shown = track(batches, "Examining", total=total, show=progress)
-    logits, labels, indices = collect_images(devices, predict)(shown)
+    logits, labels, indices = collect_images(devices, predict, are_logits=True)(shown)
     shares, predicted = task.exported_output("probabilities", logits), logits.argmax(axis=1)
     chosen = np.stack([predicted, labels], axis=1)
     return Examination(
         data=f"{opened.name}, {opened.eval_split}" if opened.eval_split else opened.name,
-        classes=task.class_names() or [str(number) for number in range(task.num_classes)],
+        classes=distinct(task.class_names() or [str(number) for number in range(task.num_classes)]),
         images=[held_out.name_of(int(index)) for index in indices],
         labels=labels,
         predicted=predicted,
