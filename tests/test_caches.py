@@ -145,7 +145,7 @@ def outcome(command: Callable[[Path, str, Change], list[np.ndarray]], change: Ch
             found = command(place, "kept", change)
         except (ValueError, OSError) as error:
             return f"refused: {error}"
-    said = " ".join(str(each.message) for each in told)
+    said = " ".join(str(each.message) for each in told if not issubclass(each.category, DeprecationWarning))
     if is_same(found, command(place, "new", change)):
         return f"same: {said}"
     return "warned" if command is search and "added, removed or changed" in said else "OTHER"

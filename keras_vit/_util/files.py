@@ -262,32 +262,21 @@ def _check_size(name: str, size: int, max_bytes: int) -> None:
         raise ValueError(f"{name!r} has {size:,} bytes or more. An image file has at most {max_bytes:,}")
 
 
-COMPARED = 100_000  # files whose sizes and times `hash_files` compares
-
-
 def hash_files(names: Iterable[str], base: Path = Path()) -> str:
-    """Hash the names, sizes and times of files, which tells whether they are the same as in an earlier run.
+    """Hash the names, sizes, times and inodes of files, which tells whether they are the same as in an earlier run.
 
-    Copied files are others: the times include that of the last change, which no program can set. Where two files have
-    the same size and times, as small ones that were written together, the content of the second counts too, so that
-    they cannot change places. Of URLs only the names count.
+    Copied files are others: the times include that of the last change, which no program can set. The inode tells files
+    of one size that were written in the same instant and changed places. Of URLs only the names count.
     """
-    digest, seen = hashlib.blake2b(digest_size=8), set[str]()
+    digest = hashlib.blake2b(digest_size=8)
     for name in names:
         digest.update(b"\0" + os.fsencode(name))
         try:
             facts = None if "://" in name else (base / name).stat()
         except (OSError, ValueError):  # there is no such file
             facts = None
-        if facts is None or not stat.S_ISREG(facts.st_mode):
-            continue
-        state = f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
-        digest.update(state.encode())
-        if state in seen:
-            with (base / name).open("rb") as file:
-                digest.update(hashlib.file_digest(file, "blake2b").digest())
-        elif len(seen) < COMPARED:
-            seen.add(state)
+        if facts is not None and stat.S_ISREG(facts.st_mode):
+            digest.update(f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}".encode())
     return digest.hexdigest()
 
 
