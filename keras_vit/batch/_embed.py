@@ -165,16 +165,15 @@ def _check_paths(source: Any, to: Any) -> tuple[list[str], Path]:
 
 def _check_images(folder: Folder, unfinished: list[int], stale: list[int]) -> list[int]:
     """Return the files to compute, by number; say which are stale, and raise a ValueError if only the list is."""
-    numbers = sorted({*unfinished, *stale})
+    if not folder.is_current():
+        reason = f"{folder.path} lists {folder.record['images']:,} images, and there are others now"
+        if not unfinished:
+            raise ValueError(f"{reason}. Its run is finished: choose a new folder")
+        warnings.warn(f"{reason}. Its run goes on with the images of the list", stacklevel=3)
     if stale:
         example = f"{len(stale):,}, such as {folder.file(stale[0]).name}"
         warnings.warn(f"{folder.path}: files whose images have changed are computed again: {example}", stacklevel=3)
-    if not folder.is_current():
-        reason = f"{folder.path} lists {folder.record['images']:,} images, and there are others now"
-        if not numbers:
-            raise ValueError(f"{reason}. Its run is finished: choose a new folder")
-        warnings.warn(f"{reason}. Its run goes on with the images of the list", stacklevel=3)
-    return numbers
+    return sorted({*unfinished, *stale})
 
 
 def _load_model(
