@@ -108,7 +108,8 @@ def test_the_contact_sheet_shows_each_image_or_why_it_cannot(tmp_path: Path) -> 
     (photos / "0.png").unlink()
     (photos / "1.png").write_bytes(b"no image")
     (photos / "2.png").write_bytes(image_kinds.png(60_000, 60_000, 8, 2, b"\0"))  # would be 10 GB of pixels
-    run("search", tmp_path / "vectors", photos / "3.png", "--out", sheet)
+    with pytest.warns(UserWarning, match="images were added, removed or changed since"):
+        run("search", tmp_path / "vectors", photos / "3.png", "--out", sheet)
     page = Document(sheet.read_text(encoding="utf-8"))
     shown = page.all("img")
     assert len(shown) == 4 and all(picture["src"].startswith("data:image/") for picture in shown)

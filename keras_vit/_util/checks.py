@@ -267,6 +267,11 @@ def as_path(value: Any, name: str) -> str:
     return path
 
 
+def as_list(value: Any) -> list[Any]:
+    """Put a value that is no list into one."""
+    return value if isinstance(value, list) else [value]
+
+
 def given(**arguments: Any) -> dict[str, Any]:
     """Select the arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import errno
 import io
@@ -79,10 +80,11 @@ class Examination:
 
     @property
     def confusion(self) -> np.ndarray:
-        """Numbers of images, int64 (classes, classes): a row for each right class, a column for each predicted one."""
-        matrix = np.zeros((len(self.classes),) * 2, np.int64)
-        np.add.at(matrix, (self.labels, self.predicted), 1)
-        return matrix
+        """Numbers of images, int64 (classes, classes): a row for each right class, a column for each predicted one.
+
+        For 21,843 classes this takes 3.8 GB; `confusions` lists the pairs that occur.
+        """
+        return self._matrix(np.arange(len(self.classes)))
 
     def mistakes(self, most: int | None = None) -> list[dict[str, Any]]:
         """List the wrongly classified images, those with the least probability of the right class first.
@@ -99,29 +101,37 @@ class Examination:
 
     def by_class(self) -> list[dict[str, Any]]:
         """List the classes that occur: number of images, share that is right, and commonest mistake."""
-        rows = []
-        for number, counts in enumerate(self.confusion):
-            if count := int(counts.sum()):
-                right, counts[number] = int(counts[number]), 0
-                mistaken = self.classes[int(counts.argmax())] if counts.any() else None
-                name = self.classes[number]
-                rows.append({"class": name, "images": count, "accuracy": right / count, "mistaken_for": mistaken})
-        return rows
+        totals = collections.Counter(self.labels.tolist())
+        right = collections.Counter(self.labels[self.labels == self.predicted].tolist())
+        commonest = {label: predicted for label, predicted, _ in reversed(self._confusions())}
+        return [
+            {
+                "class": self.classes[number],
+                "images": totals[number],
+                "accuracy": right[number] / totals[number],
+                "mistaken_for": self.classes[commonest[number]] if number in commonest else None,
+            }
+            for number in sorted(totals)
+        ]
 
     def confusions(self) -> list[dict[str, Any]]:
         """List the pairs of a right class and another that was predicted, the most frequent first."""
-        matrix = self.confusion
-        np.fill_diagonal(matrix, 0)
-        pairs = np.argwhere(matrix).tolist()
-        pairs.sort(key=lambda pair: -matrix[*pair])
         return [
-            {
-                "class": self.classes[label],
-                "predicted": self.classes[predicted],
-                "images": int(matrix[label, predicted]),
-            }
-            for label, predicted in pairs
+            {"class": self.classes[label], "predicted": self.classes[predicted], "images": count}
+            for label, predicted, count in self._confusions()
         ]
+
+    def _matrix(self, classes: np.ndarray) -> np.ndarray:
+        """Count the images of these classes, all that occur among them, as `confusion` does."""
+        matrix = np.zeros((len(classes),) * 2, np.int64)
+        np.add.at(matrix, tuple(np.searchsorted(classes, (self.labels, self.predicted))), 1)
+        return matrix
+
+    def _confusions(self) -> list[tuple[int, int, int]]:
+        """Count each pair of a right class and another that was predicted, the most frequent first."""
+        wrong = self.labels != self.predicted
+        pairs = collections.Counter(zip(self.labels[wrong].tolist(), self.predicted[wrong].tolist(), strict=True))
+        return [(*pair, count) for pair, count in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))]
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the results to a dictionary that JSON can hold."""
@@ -179,14 +189,14 @@ class Examination:
         for example in self.split.iterate_once(only=wanted) if len(worst) else ():
             pixels = np.asarray(decode(example["image"])).squeeze()
             pictures[int(example["index"])] = html.data_uri(html.thumbnail(pixels, PICTURE_SIDE))
-        used = np.flatnonzero(self.confusion.sum(axis=0) + self.confusion.sum(axis=1))
+        used = np.union1d(self.labels, self.predicted)
         is_shown = len(used) <= MATRIX_CLASSES
         environment = html.environment()
         return environment.get_template("examination.html").render(
             examined=self,
             worst=[(self._row(place), pictures[index]) for place, index in zip(worst, wanted.tolist(), strict=True)],
             names=[self.classes[number] for number in used.tolist()] if is_shown else [],
-            matrix=self.confusion[np.ix_(used, used)].tolist() if is_shown else [],
+            matrix=self._matrix(used).tolist() if is_shown else [],
             confusions=[tuple(row.values()) for row in self.confusions()[:MATRIX_CLASSES]],
         )
 
@@ -196,7 +206,7 @@ class Examination:
         return html.facts(str(self), rows)
 
     def __str__(self) -> str:
-        right = int(np.trace(self.confusion))
+        right = int(np.sum(self.labels == self.predicted))
         return f"{self.data}: {right:,} of {len(self.labels):,} images are right ({self.accuracy:.2%})"
 
 

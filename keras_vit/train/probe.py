@@ -68,6 +68,10 @@ class Probe:
         """Hash of the weights that the features depend on."""
         return hash_weights(weight for weight in self.model.weights if not weight.path.startswith("head/"))[:16]
 
+    def forget(self) -> None:
+        """Begin again, without any features."""
+        self._done.assign(0)
+
     def run(
         self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, print_line: PrintLine, show: bool
     ) -> dict[str, Any]:

@@ -84,12 +84,14 @@ def open_map_folder(folder: str, kind: str, request: DataRequest) -> Data:
     task, dtype = make_task(num_classes=len(class_names)), tf.float32 if kind == "depth" else tf.uint8
 
     def open_maps(image_list: ImageList) -> RandomAccess:
+        maps = [f"{folder}/{name}" for name in image_list.labels]
         return open_images(
             image_list,
             request,
-            labels=[os.fsencode(f"{folder}/{name}") for name in image_list.labels],
+            labels=list(map(os.fsencode, maps)),
             read_label=lambda path: _read_map_in_graph(path, read, dtype),
             check_label=lambda index: _check_map(image_list, index, task, read),
+            label_files=[*maps, f"{folder}/{DEPTH_SCALE}"],
         )
 
     splits = [open_maps(image_list) if image_list else None for image_list in image_lists]
