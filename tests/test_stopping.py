@@ -85,6 +85,12 @@ def test_a_run_that_stopped_between_micro_batches_continues_bit_for_bit(
     assert_same_bits(values(continued.model), values(run().model))
 
 
+def test_a_run_that_cannot_evaluate_says_so_before_its_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+    run(accumulation=1)
+    before, _, _ = capsys.readouterr().err.partition("a step takes")
+    assert "Nothing to evaluate on: no images are held out. Add a folder val/ beside train/" in before
+
+
 # ---- the handlers of signals
 
 
