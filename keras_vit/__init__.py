@@ -16,7 +16,19 @@ import lazy_loader
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return _import_name(name)
+    except AttributeError:
+        from keras_vit._util.text import OTHER_FUNCTIONS, in_our_words
+
+        if words := in_our_words([name], OTHER_FUNCTIONS):
+            raise AttributeError(f"keras_vit has no {name!r}: {words}") from None
+        raise
+
 
 if {"keras", "tensorflow"} & sys.modules.keys():
     for _module in ("dense.model", "model.vision_transformer", "text.encoder"):  # all registered classes

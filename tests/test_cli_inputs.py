@@ -123,7 +123,7 @@ def test_files_folders_and_patterns_are_images(photos: Path, monkeypatch: pytest
     assert image_files(["."]) == [*every, "x.JFIF"]
     Path("x.JFIF").unlink()
     assert image_files(["gs://bucket/x.jpg"]) == ["gs://bucket/x.jpg"]
-    assert len(image_files([".", "0/02.PNG"], most=7)) == 8
+
     Path("[1].png").write_text("brackets in a name are no pattern")
     assert image_files(["[1].png"]) == ["[1].png"]
     Path("[1].png").unlink()

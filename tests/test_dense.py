@@ -16,7 +16,9 @@ from PIL import Image
 import dense_cases
 from dense_cases import FEATURES, MAPS, TOLERANCES, expected, padded
 from keras_vit import VisionTransformer, converters, dense, errors, visualize
+from keras_vit.dense import loading
 from keras_vit.dense.model import framed_size, to_image
+from keras_vit.model import preprocess
 from marks import full_except
 from reference_cases import distance
 from tiny_models import randomised, tiny
@@ -141,6 +143,52 @@ def test_a_hybrid_with_another_resnet_is_refused(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(values))
         with pytest.raises(errors.CheckpointError, match=said):
             dense.load(tmp_path)
+
+
+FORGED_HEADS: list[dict[str, Any]] = [
+    {"num_classes": 10**7},
+    {"output": "depth", "num_classes": 0, "max_depth": 9.0, "num_bins": 10**7},
+    {"blocks": [1] * 20_000},
+    *({"kind": "dpt", "blocks": [0, 0, 1, 1], **sizes} for sizes in (
+        {"widths": [8] * 4, "fusion_width": 2000},
+        {"widths": [6000] * 4, "fusion_width": 8},
+        {"widths": [8] * 4, "fusion_width": 8, "factors": [4000, 1, 1, 1]},
+    )),
+]  # fmt: skip
+
+
+def test_a_small_file_cannot_describe_a_large_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense.segmenter(VisionTransformer(tiny()), 3).save(tmp_path / "good.keras")
+    monkeypatch.setattr(loading.DenseModel, "from_config", lambda *_: pytest.fail("it should not be built"))
+    for changes in FORGED_HEADS:
+        bad = tmp_path / "bad.keras"
+        with zipfile.ZipFile(tmp_path / "good.keras") as good, zipfile.ZipFile(bad, "w") as archive:
+            for name in good.namelist():
+                values = json.loads(good.read(name)) if name == "config.json" else None
+                if values is not None:
+                    values["config"]["head"] |= changes
+                archive.writestr(name, good.read(name) if values is None else json.dumps(values))
+        said = "describes a head of at least|blocks must have 1 to 64"
+        with pytest.raises(errors.CheckpointError, match=said) as caught:
+            dense.load(bad)
+        assert len(str(caught.value)) < 400 + len(str(bad))
+
+
+def test_a_processor_cannot_ask_for_any_memory_or_be_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dense.segmenter(VisionTransformer(tiny()), 3)
+    monkeypatch.setattr(preprocess, "prepare", lambda *_args, **_options: pytest.fail("nothing should be resized"))
+    for fields in ({"size": (100_000, 100_000)}, {"framing": "none", "multiple": 10**9}):
+        large = dense.DenseModel(model.backbone, model.head.replace(**fields))
+        with pytest.raises(ValueError, match="would be resized to|patches"):
+            large.predict_maps(np.zeros((32, 32, 3), np.uint8))
+
+
+def test_the_numbers_of_a_processor_are_numbers(tmp_path: Path) -> None:
+    for values in ({"size": "a"}, {"size": 1e400}, {"size": {"height": 3.5, "width": 4}}, {"ensure_multiple_of": "x"},
+                   {"do_pad": True, "size_divisor": 1.5}):  # fmt: skip
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
+        with pytest.raises(errors.CheckpointError, match="preprocessor_config"):
+            loading.huggingface_processor(tmp_path, (32, 32))
 
 
 def test_only_the_name_of_a_stored_policy_is_used(tmp_path: Path) -> None:

@@ -287,6 +287,21 @@ def test_metas_own_names_of_dinov2_are_read(tmp_path: Path) -> None:
     model = converters.load(tmp_path / "dinov2.safetensors", config={"num_heads": 4})
     images, want = wanted(arrays(FOLDER / "hf_dinov2_reg" / "reference.npz"))
     assert distance(np.asarray(model(images)), want) <= CASES["hf_dinov2_reg"]["float32"]
+    # With the head "linear4" of torch.hub's classifiers: class tokens of the last four blocks, mean of the last one's.
+    for i in range(2):
+        blocks = {name: array for name, array in renamed.items() if name.startswith(f"blocks.{i}.")}
+        renamed |= {name.replace(f"blocks.{i}.", f"blocks.{i + 2}."): array for name, array in blocks.items()}
+    random = np.random.default_rng(0)
+    head = {"weight": random.normal(size=(3, 5 * 32)).astype("f4"), "bias": random.normal(size=3).astype("f4")}
+    together = {f"backbone.{name}": array for name, array in renamed.items()}
+    save_file(together | {f"linear_head.{name}": array for name, array in head.items()}, tmp_path / "lc.safetensors")
+    model = converters.load(tmp_path / "lc.safetensors", config={"num_heads": 4})
+    tokens = model.features(images)
+    normed = [np.asarray(model.get_layer("encoder_norm")(tokens[f"block_{i}"])) for i in range(4)]
+    read = [*(x[:, 0] for x in normed), normed[3][:, 1 + model.config.num_registers :].mean(axis=1)]
+    want = np.concatenate(read, axis=1) @ head["weight"].T + head["bias"]
+    assert distance(np.asarray(model(images)), want) < 1e-5  # measured: 3e-7
+    assert (model.config.classifier, model.config.token_blocks, model.config.mean_blocks) == ("token_gap", 4, 1)
 
 
 def test_rotary_positions_are_not_guessed(tmp_path: Path) -> None:
@@ -314,6 +329,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("huggingface", {"gated_mlp": True}, "gated MLP"),
     ("huggingface", {"rotary_theta": 100.0}, "rotary_theta=100.0"),
     ("huggingface", {"classifier": "token_gap"}, "classifier='token_gap'"),
+    ("huggingface_dinov2", {"classifier": "gap", "layer_scale": 0.1, "mean_blocks": 2, "num_layers": 2}, "head/kernel"),
+    ("timm", {"token_blocks": 2, "num_layers": 2}, "token_blocks=2"),
+    ("google", {"token_blocks": 2, "num_layers": 2}, "token_blocks=2"),
     ("huggingface_deit", {}, "num_registers=0"),
     ("huggingface_deit", {"distilled": True, "num_classes": 0}, "num_classes=0"),
     ("huggingface_dinov2", {"layer_scale": 0.1}, "head/kernel"),
@@ -327,7 +345,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_a_format_cannot_hold_is_refused(tmp_path: Path) -> None:
     for format, changes, error in REFUSED:
         with pytest.raises(CheckpointError, match=error):
-            converters.save(built(**changes, num_layers=1), tmp_path / "model", format=format)
+            converters.save(built(**{"num_layers": 1} | changes), tmp_path / "model", format=format)
     assert not list(tmp_path.rglob("*.safetensors"))
 
 

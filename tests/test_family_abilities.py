@@ -73,6 +73,8 @@ def test_twenty_steps_of_a_recipe_lower_the_loss(kind: str) -> None:
     size = {"image_size": 16, "patch_size": 4, "num_layers": 1}
     if kind == "BiT":
         size = {"image_size": 16, "hidden_size": 128, "resnet": KINDS[kind]["resnet"] | {"num_layers": (1,)}}
+    if kind == "several blocks":
+        size["num_layers"] = 2
     recipe = train.recipe("digits", **RECIPE)
     data = digits.load()
     result = train.run(

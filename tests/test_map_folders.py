@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from PIL import Image
 
 import map_folders
 from keras_vit import train
+from keras_vit.batch import search
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data.map_folders import read_depth, read_mask
@@ -159,3 +161,17 @@ def test_an_evaluation_sees_whole_images_and_maps_must_have_their_size() -> None
         ({"train": (images, classes + (classes == 1)), "num_classes": 2}, "Received: 2"),
     ]
     assert not unrefused(lambda **data: open_data(data), cases)
+
+
+def test_a_damaged_npy_file_is_one_error_that_names_the_file(tmp_path: Path) -> None:
+    good = io.BytesIO()
+    np.save(good, np.ones((4, 4), np.float32))
+    header = good.getvalue()
+    huge = header.replace(b"(4, 4), }" + b" " * 14, b"(1200000, 1200000), }  ")
+    assert len(huge) == len(header) and huge != header
+    for data in (header[:20], header.replace(b"descr", b"\x00escr"), header.replace(b"}", b"("), huge):
+        with pytest.raises(ValueError, match=r"is not a \.npy file of numbers, or it is damaged"):
+            read_depth(data)
+        (tmp_path / "vectors.npy").write_bytes(data)
+        with pytest.raises(ValueError, match=r"vectors\.npy is not a \.npy file"):
+            search(tmp_path / "vectors.npy", np.ones(4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -123,6 +124,66 @@ def test_a_missing_foreign_or_damaged_tokenizer_is_refused(tmp_path: Path) -> No
         (tmp_path / "tokenizer.json").write_bytes(content)
         with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
             text.Tokenizer.load(tmp_path, 77)
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+SPLIT = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Removed", "invert": False}
+# What a tokenizer.json or its tokenizer_config.json may not have: it gives other ids, takes any memory or any time.
+FORGED_PARTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 30}}, {}),
+    ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}, {}),
+    ({"normalizer": REPLACE | {"content": "a" * 1000}}, {}),
+    ({"normalizer": "NFC"}, {}),
+    ({"pre_tokenizer": SPLIT}, {}),
+    ({"pre_tokenizer": SPLIT | {"pattern": {"Regex": "a+a+a+b"}}}, {}),
+    ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, {}),
+    ({"model": {"type": "WordLevel", "vocab": {"<|endoftext|>": 0, "<|startoftext|>": 1}, "unk_token": "?"}}, {}),
+    ({"model": {"type": "BPE", "dropout": 0.5, "vocab": {}, "merges": []}}, {}),
+    *(({}, {"pad_token": padding}) for padding in (1.5, [1], 10**30, 10**9, -1, True, "<nothing>")),
+    ({}, {"padding_side": 5}),
+]
+
+
+def test_parts_of_no_known_family_are_refused(tmp_path: Path) -> None:
+    whole = json.loads((FOLDER / "tok_clip" / "tokenizer.json").read_text())
+    for changes, config in FORGED_PARTS:
+        (tmp_path / "tokenizer.json").write_text(json.dumps(whole | changes))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        with pytest.raises(CheckpointError) as caught:
+            text.Tokenizer.load(tmp_path, 77)
+        assert len(str(caught.value)) < 500 + len(str(tmp_path)), changes
+        assert "5" in str(caught.value) or config != {"padding_side": 5}
+    # A token far behind the others: the ids of the text tower end before.
+    whole["model"]["vocab"]["far"] = 10**6
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert text.Tokenizer.load(tmp_path, 77).vocab_size == 10**6 + 1  # which no tower has
+
+
+def test_a_sentencepiece_model_of_another_family_is_refused(tmp_path: Path) -> None:
+    import sentencepiece
+
+    for end in ("<eos>", "</s>"):
+        (tmp_path / "words.txt").write_text("a photo of a cat\na photo of a dog\n" * 50)
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(tmp_path / "words.txt"),
+            model_prefix=str(tmp_path / "spiece"),
+            vocab_size=40,
+            hard_vocab_limit=False,
+            eos_piece=end,
+            minloglevel=2,
+        )
+        if end == "</s>":
+            assert text.Tokenizer.load(tmp_path, 16)(["a cat"]).shape == (1, 16)
+        else:
+            with pytest.raises(CheckpointError, match="without the token '</s>'"):
+                text.Tokenizer.load(tmp_path, 16)
+
+
+def test_white_space_takes_linear_time() -> None:
+    tokenizer = text.Tokenizer.load(FOLDER / "tok_siglip", 16)
+    spaces = "a" + " " * 2_000_000 + "b"  # quadratic: hours
+    np.testing.assert_array_equal(tokenizer([spaces]), tokenizer(["a b"]))
 
 
 def test_a_file_without_a_config_needs_the_facts(tmp_path: Path) -> None:

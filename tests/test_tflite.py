@@ -170,11 +170,12 @@ def test_a_calibrated_file_takes_pixels_and_says_on_which_images_it_was_compared
 ) -> None:
     images = digits.load().train_images[:32]
     options = {"quantize": "int8", "calibration": images, "input_dtype": "uint8"}
-    report = export.tflite(trained, tmp_path / "out.tflite", **options, verify=images)
+    report = export.tflite(trained, tmp_path / "out.tflite", **options, verify=digits.load().test_images[:32])
     assert (report.mode, report.calibrated_on) == ("int8", False)
-    report = export.tflite(trained, tmp_path / "out.tflite", **options)
-    assert (report.images, report.calibrated_on) == (32, True)
-    assert "on 32 images (those of the calibration)" in str(report)
+    for same in ({}, {"verify": images}, {"verify": images.copy()}):
+        report = export.tflite(trained, tmp_path / "out.tflite", **options, **same)
+        assert (report.images, report.calibrated_on) == (32, True)
+        assert "on 32 images (those of the calibration)" in str(report)
 
 
 def test_quantized_files_are_smaller(tmp_path: Path) -> None:

@@ -197,7 +197,8 @@ def test_labels_and_file_names_are_escaped_and_told_apart(tmp_path: Path) -> Non
 def test_on_a_full_disk_the_old_report_stays(
     small: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "report.html").write_text("old")
+    old = "an old page of keras-vit"
+    (tmp_path / "report.html").write_text(old)
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -205,7 +206,7 @@ def test_on_a_full_disk_the_old_report_stays(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*report\.html'"):
         report(small, pictures(), tmp_path / "report.html")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", "old")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", old)]
 
 
 def test_what_is_wrong_leaves_no_file(small: VisionTransformer, tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_what_is_wrong_leaves_no_file(small: VisionTransformer, tmp_path: Path) 
     for top in (0, -1, True, 2.5, None):
         with pytest.raises(ValueError, match="top must be an integer >= 1.*Received"):
             report(small, pictures(), tmp_path / "report.html", top=top)
-    with pytest.raises(FileNotFoundError, match="no folder for the report"):
+    with pytest.raises(FileNotFoundError, match="no folder for the file"):
         report(small, pictures(), tmp_path / "missing" / "report.html")
     with pytest.raises(ValueError, match="the folder"):
         report(small, pictures(), tmp_path)

@@ -11,7 +11,7 @@ import struct
 import tempfile
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,10 +19,64 @@ from keras_vit._util.checks import as_path, check_depth
 from keras_vit._util.text import abbreviated
 from keras_vit.errors import VerificationError
 
+MARK = b"keras-vit"  # in the first MARKED bytes of every page and picture that a command writes and may replace
+MARKED = 1024
+
+
+def check_results(
+    paths: Sequence[str | os.PathLike[str]], *, inputs: Iterable[str | os.PathLike[str]] = (), owner: Path | None = None
+) -> None:
+    """Raise an error unless results can be written to all of these paths. Commands call it before any work.
+
+    A path may be free, a device, a pipe, empty, or an earlier result, which has MARK near its beginning; but none of
+    the inputs. The mark of `owner` speaks for files beside it that can have none.
+
+    Raises:
+        FileExistsError: there is an input, or a file that keras-vit has not written.
+        FileNotFoundError, IsADirectoryError: a path cannot be a file.
+    """
+    sources = {(found.st_dev, found.st_ino) for found in map(_status, inputs) if found}
+    is_owned = owner is not None and _is_marked(owner)
+    for path in map(Path, paths):
+        if not path.name or path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "A file cannot be written over a folder", str(path))
+        if not path.resolve().parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "There is no folder for the file", str(path))
+        status = _status(path)
+        if status and (status.st_dev, status.st_ino) in sources:
+            raise FileExistsError(
+                errno.EEXIST, "The result would replace an input; choose another path than", str(path)
+            )
+        if status and path.is_file() and status.st_size and not (is_owned or _is_marked(path)):
+            reason = "This file was not written by keras-vit and is not replaced; remove it, or choose another path"
+            raise FileExistsError(errno.EEXIST, reason, str(path))
+
+
+def _status(path: str | os.PathLike[str]) -> os.stat_result | None:
+    try:
+        return Path(path).expanduser().stat()
+    except (OSError, ValueError):  # no file: a URL, a pattern
+        return None
+
+
+def _is_marked(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return MARK in file.read(MARKED)
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` for binary writing, which replaces `path` only if the block succeeds."""
+    """Open a temporary file beside `path` for binary writing, which replaces `path` only if the block succeeds.
+
+    A link stays and its target is replaced; a device or a pipe is written into.
+    """
+    path = path.resolve()
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        with path.open("wb") as file:
+            yield file
+        return
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         with partial.open("xb") as file:
@@ -100,17 +154,13 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = None) -> list[str]:
+def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """List the image files among files, folders (with their sub-folders) and patterns such as "photos/*.jpg".
 
     A named file is returned whatever its suffix, and a URL as it is; files of folders and patterns are sorted, without
-    hidden ones and other suffixes. `most` limits the files of a folder or pattern to so many, evenly chosen.
+    hidden ones and other suffixes.
     """
-    found: list[str] = []
-    for path in paths:
-        files = expand(os.fspath(path))
-        found.extend(files[:: -(-len(files) // most) if most else 1])
-    return found
+    return [file for path in paths for file in expand(os.fspath(path))]
 
 
 def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:

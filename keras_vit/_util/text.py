@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
 TIMES = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -12,6 +12,71 @@ GRAPH_NAMES = re.compile(
     r"|\{\{.*?\}\} ?|\s*\[Op:[^]]*\](?: name:\s?\S*)?"
     r"|Graph execution error:\s+(?:Detected at .*\n(?:\s*(?:File .*)?\n)*)?"
 )
+
+# Words of Keras, timm and transformers -> what says the same here: keyword arguments, then functions and methods.
+OTHER_WORDS = {
+    "pretrained": "weights='default', or weights=None for random ones",
+    "checkpoint_path": "weights",
+    "include_top": "num_classes=0 for a model without a head",
+    "classes": "num_classes",
+    "num_labels": "num_classes",
+    "nb_classes": "num_classes",
+    "input_shape": "image_size, and num_channels",
+    "input_size": "image_size",
+    "img_size": "image_size",
+    "in_chans": "num_channels",
+    "pooling": "classifier ('token', 'gap', 'token_gap' or 'map')",
+    "global_pool": "classifier ('token', 'gap', 'token_gap' or 'map')",
+    "drop_rate": "dropout_rate",
+    "hidden_dropout_prob": "dropout_rate",
+    "attn_drop_rate": "attention_dropout_rate",
+    "attention_probs_dropout_prob": "attention_dropout_rate",
+    "drop_path_rate": "stochastic_depth",
+    "embed_dim": "hidden_size",
+    "depth": "num_layers",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "mlp_ratio": "mlp_dim, in channels",
+    "intermediate_size": "mlp_dim",
+    "init_values": "layer_scale",
+    "reg_tokens": "num_registers",
+    "torch_dtype": "dtype",
+}
+OTHER_FUNCTIONS = {
+    "load": "keras_vit.zoo.load(name or path)",
+    "load_model": "keras_vit.zoo.load(name or path)",
+    "create_model": "keras_vit.zoo.load(name or path)",
+    "list_models": "keras_vit.zoo.names()",
+}
+OTHER_METHODS = {
+    "from_pretrained": "keras_vit.zoo.load(name or path)",
+    "from_preset": "keras_vit.zoo.load(name or path)",
+    "from_name": "keras_vit.zoo.load(name), or keras_vit.ViTConfig.from_name(name) for the architecture",
+    "save_pretrained": "keras_vit.converters.save(model, path, format='huggingface')",
+    "save_to_preset": "model.save(path)",
+    "forward": "model(images)",
+    "forward_features": "model.features(images)",
+    "forward_intermediates": "model.feature_maps(images, blocks)",
+    "get_intermediate_layers": "model.feature_maps(images, blocks)",
+    "reset_classifier": "model.with_config(model.config.replace(num_classes=N))",
+    "set_input_size": "model.resized(image_size)",
+}
+
+
+def in_our_words(names: Iterable[str], table: Mapping[str, str] = OTHER_WORDS) -> str:
+    """Say what words of other libraries are here: "num_labels is num_classes"; "" if none is known."""
+    return "; ".join(f"{name} is here {table[name]}" for name in names if name in table)
+
+
+class Elsewhere:
+    """An attribute that a class does not have and its users look for: the AttributeError names what does the same."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> None:
+        hint = in_our_words([self.name], OTHER_METHODS)
+        raise AttributeError(f"{owner.__name__} has no attribute {self.name!r}: {hint}")
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:

@@ -23,6 +23,7 @@ from keras_vit._util import html
 from keras_vit._util.checks import check_counts
 from keras_vit._util.files import replacing
 from keras_vit.batch.folder import Folder, find_folder
+from keras_vit.converters.containers import check_npy
 from keras_vit.errors import DownloadError
 from keras_vit.model.classify import IMAGE_ERRORS
 from keras_vit.model.preprocess import decode_bytes
@@ -117,9 +118,11 @@ def _blocks(vectors: Any, shape: tuple[int, ...]) -> Iterator[_Block]:
 
 def _map_npy(path: Path) -> np.ndarray:
     try:
+        with path.open("rb") as file:
+            check_npy(file, path.stat().st_size)
         return np.lib.format.open_memmap(path, mode="r")
     except ValueError as error:
-        raise ValueError(f"{path} is not a .npy file of numbers, or it is damaged: {error}") from None
+        raise ValueError(f"{path} {error}") from None
 
 
 def _folder_blocks(path: Path, width: int, size: int) -> Iterator[_Block]:
@@ -132,14 +135,17 @@ def _folder_blocks(path: Path, width: int, size: int) -> Iterator[_Block]:
     for name in files:
         try:
             with pq.ParquetFile(name) as file:
-                _check_width(file.schema_arrow.field("embeddings").type.list_size, width)
+                schema = file.schema_arrow
+                _check_width(schema.field("embeddings").type.list_size, width)
+                if not pa.types.is_string(schema.field("path").type):
+                    raise AttributeError(f"its paths are {schema.field('path').type}, not strings")
                 for batch in file.iter_batches(size, columns=["path", "embeddings"]):
                     is_good = batch["embeddings"].is_valid()
                     rows = batch["embeddings"].flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
                     numbers = first + np.flatnonzero(is_good)
                     yield rows.astype(np.float32, copy=False), numbers, batch["path"].filter(is_good)
                     first += len(batch)
-        except (pa.ArrowException, AttributeError, KeyError, OSError) as error:
+        except (pa.ArrowException, AttributeError, KeyError, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{name} is not a file of this run, or it is damaged: {str(error)[:200]}") from None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from keras_vit._util.files import MAX_BYTES, is_image
+from keras_vit._util.files import MAX_BYTES, check_results, is_image
 from keras_vit.cli import options
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ SOURCE_HELP = "A folder, a pattern, a .txt or .parquet file of paths or URLs, or
 def embed(
     model: options.Model,
     source: Annotated[str, Argument(help=SOURCE_HELP)],
-    to: Annotated[Path, Option(help="The folder for the Parquet files. A stopped run in it is continued.")],
+    to: Annotated[Path, options.folder("The folder for the Parquet files. A stopped run in it is continued.")],
     what: Annotated[
         str, Option(help="embeddings, features, logits, probabilities, classes or patches.")
     ] = "embeddings",
@@ -78,8 +78,8 @@ def search(
     as_json: options.Json = False,
 ) -> None:
     """Find the images of a folder of embeddings that are nearest to a text or an image."""
-    if out and not out.absolute().parent.is_dir():
-        raise FileNotFoundError(f"There is no folder for the contact sheet: {out.parent}")
+    if out is not None:
+        check_results([out], inputs=[query])
     if not query.strip():
         raise ValueError(f"The query must be a text or an image file. Received: {query!r:.200}")
     with options.quiet():

@@ -28,7 +28,13 @@ def export(
     to: Annotated[Path, Option(help="The .tflite file to write, or a SavedModel's folder: models/vit/1.")],
     images: Annotated[
         list[str] | None,
-        Option(help="Image files, folders and patterns for calibration and comparison; may be repeated."),
+        Option(
+            help="Image files, folders and patterns for calibration and comparison: one half for each in a mode that "
+            "calibrates; may be repeated."
+        ),
+    ] = None,
+    verify_on: Annotated[
+        list[str] | None, Option("--verify", help="Images for the comparison alone; may be repeated.")
     ] = None,
     top: Annotated[int, options.integer(1, "Classes in a SavedModel's answer.")] = 5,
     warmup: Annotated[
@@ -47,7 +53,7 @@ def export(
     if to.suffix.lower() in OTHER_FORMATS:
         raise ValueError(f"--to must be a .tflite file, or a folder for a SavedModel such as vit/1. Received: {to}")
     _check_options(context, to, is_saved_model)
-    files = image_files(images or [], most=MAX_IMAGES) or None
+    files, compared = _choose(images), _choose(verify_on)
     found = options.find_model(model, **{name: given.pop(name) for name in options.MODEL_NAMES})
     if (labels := given["labels"]) and Path(labels).is_file():
         given["labels"] = Path(labels).read_text("utf-8").splitlines()
@@ -67,12 +73,16 @@ def export(
         from keras_vit import export as exports
 
         loaded = found.load()
-        files = options.drop_unreadable(loaded, files)
+        files, compared = (options.drop_unreadable(loaded, chosen) for chosen in (files, compared))
+        if compared is None:
+            compared = files
+            if files and len(files) > 1 and not is_saved_model and load_mode(given["quantize"]).needs_calibration:
+                files, compared = files[::2], files[1::2]
         if is_saved_model:
             own = {name: context.params[name] for name in SAVED_MODEL_OPTIONS}
-            report = exports.saved_model(loaded, to, labels=given["labels"], verify=files, **own)
+            report = exports.saved_model(loaded, to, labels=given["labels"], verify=compared, **own)
         else:
-            report = exports.tflite(loaded, to, calibration=files, verify=files, progress=not as_json, **given)
+            report = exports.tflite(loaded, to, calibration=files, verify=compared, progress=not as_json, **given)
     options.print_result(report, as_json)
 
 
@@ -99,7 +109,7 @@ def verify(
 
     if not file.exists():
         raise FileNotFoundError(f"There is no exported file {file}")
-    files = image_files(images or [], most=MAX_IMAGES) or None
+    files = _choose(images)
     if quantize is not None:
         load_mode(quantize)
     found = options.find_model(model, **{name: given.pop(name) for name in options.MODEL_NAMES})
@@ -117,6 +127,15 @@ def verify(
             **given,
         )
     options.print_result(report, as_json)
+
+
+def _choose(paths: list[str] | None) -> list[str] | None:
+    """List image files, at most MAX_IMAGES of them, evenly chosen; a line says so."""
+    files = image_files(paths or [])
+    if len(files) > MAX_IMAGES:
+        options.echo(f"{MAX_IMAGES} of the {len(files):,} images are used, evenly chosen", err=True)
+        files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
+    return files or None
 
 
 def _check_options(context: typer.Context, to: Path, is_saved_model: bool) -> None:

@@ -103,6 +103,17 @@ def checked(rule: Rule, help: str, *names: str, has_zero: bool = False, complete
     return Option(*names, help=help, callback=check, autocompletion=complete)
 
 
+def folder(help: str) -> Any:
+    """Describe an option for the folder of a command's results; an empty text is not the current folder."""
+
+    def parse(text: str) -> Path:
+        if not str(text):
+            raise typer.BadParameter("a folder needs a name. Received: ''")
+        return Path(text)
+
+    return Option(help=help, parser=parse, metavar="FOLDER")
+
+
 def parse_size(parameter: typer.CallbackParam, text: str | None) -> Any:
     """Parse "384" to 384 and "384x256" to (384, 256); a callback, so that commands receive these."""
     if text is None:

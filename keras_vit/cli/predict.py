@@ -3,8 +3,11 @@
 import colorsys
 import functools
 import json
+import struct
 import sys
 import warnings
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +17,7 @@ from typer import Argument, Option
 
 from keras_vit import zoo
 from keras_vit._util.checks import given
-from keras_vit._util.files import check_regular, image_files, readable_images
+from keras_vit._util.files import MARK, check_regular, check_results, image_files, readable_images, replacing
 from keras_vit._util.progress import track
 from keras_vit._util.text import abbreviated, printable
 from keras_vit.cli import options
@@ -34,7 +37,7 @@ def predict(
     ] = None,
     top: options.Top = 5,
     to: Annotated[
-        Path | None, Option(help="For a model of maps: a folder for the map of each image, and a picture of it.")
+        Path | None, options.folder("For a model of maps: a folder for the map of each image, and a picture of it.")
     ] = None,
     batch_size: Annotated[int, options.integer(1, "Images per call, and in memory.")] = 16,
     as_json: options.Json = False,
@@ -116,39 +119,45 @@ NEAR_TO_FAR = ((255, 240, 150), (250, 150, 60), (190, 50, 100), (80, 20, 120), (
 
 def map_each(model: Any, files: list[str], *, to: Path | None, top: int) -> Iterator[Any]:
     """Yield the decoded map of each image, or why it cannot be read; write maps and pictures of them into `to`."""
+    from keras_vit.dense.map_tasks import Depth
     from keras_vit.model.classify import IMAGE_ERRORS
 
-    names = [Path(file).stem for file in files]
+    kind = "coloured" if isinstance(model.task, Depth) else "overlay"
+    paths = [
+        (to / f"{name}.png", to / f"{name}-{kind}.png") if to else None for name in (Path(file).stem for file in files)
+    ]
     if to is not None:
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"--to needs images of different names. Received several: {abbreviated(repeated)}")
+        results = [path for pair in paths for path in pair or ()]
+        if repeated := sorted(path.name for path, count in Counter(results).items() if count > 1):
+            raise ValueError(f"--to needs images of different names. Several would be {abbreviated(repeated)}")
         to.mkdir(parents=True, exist_ok=True)
-    for file, name in zip(files, names, strict=True):
+        check_results(results, inputs=files)
+    for file, pair in zip(files, paths, strict=True):
         try:
-            yield _predict_map(model, file, to and to / name, top)
+            yield _predict_map(model, file, pair, top)
         except IMAGE_ERRORS as error:
             yield error
 
 
-def _predict_map(model: Any, file: str, path: Path | None, top: int) -> Any:
+def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: int) -> Any:
     from keras_vit.model import preprocess
 
     pixels = preprocess.decode(file)
     [found] = model.predict_maps(pixels)
     if found.dtype.kind == "f":
         scale = _depth_scale(model.task.max_depth, found)
-        values, kind = np.rint(found * scale).clip(0, 65535).astype(np.uint16), "coloured"
+        values = np.rint(found * scale).clip(0, 65535).astype(np.uint16)
         picture = _depth_colours(found)
         result = {**model.task.decode(found[None], top)[0], "values_per_unit": scale}
     else:
-        values, kind = found.astype(np.uint8), "overlay"
+        values = found.astype(np.uint8)
         hues = (number * GOLDEN % 1 for number in range(model.task.num_classes))
         colours = 255 * np.array([colorsys.hsv_to_rgb(hue, 0.7, 0.95) for hue in hues])
         picture = (COLOUR * colours[found] + (1 - COLOUR) * pixels).astype(np.uint8)
         result = model.task.shares(found[None], top)[0]
-    if path is not None:
-        write_png(path.with_name(f"{path.name}.png"), values[..., None])
-        write_png(path.with_name(f"{path.name}-{kind}.png"), picture)
+    if paths is not None:
+        write_png(paths[0], values[..., None])
+        write_png(paths[1], picture)
     return result
 
 
@@ -168,13 +177,15 @@ def _depth_colours(found: np.ndarray) -> np.ndarray:
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write uint8 or uint16 (height, width, channels) as a PNG file, complete or not at all."""
+    """Write uint8 or uint16 (height, width, channels) as a PNG file that says who wrote it, complete or not at all."""
     import tensorflow as tf
 
-    from keras_vit._util.files import replacing
-
+    content = tf.io.encode_png(pixels).numpy()
+    end = 33  # of the chunk that has to be the first
+    text = b"tEXtSoftware\0" + MARK
+    chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
     with replacing(path) as file:
-        file.write(tf.io.encode_png(pixels).numpy())
+        file.write(content[:end] + chunk + content[end:])
 
 
 MAX_IMAGES = 16  # as in visualize.report_page
@@ -193,6 +204,7 @@ def visualize(
     if len(files) > MAX_IMAGES:
         warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
         files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
+    check_results([out], inputs=files)
     found = options.find_model(model, **chosen)
     published = found.resolved.published
     title = found.resolved.name or Path(model).name

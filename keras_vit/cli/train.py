@@ -29,7 +29,7 @@ def train(
     ] = None,
     model: Annotated[str | None, Option(help=options.MODEL_HELP, autocompletion=options.complete_model)] = None,
     data: Annotated[str | None, Option(help=DATA_HELP)] = None,
-    out: Annotated[Path | None, Option(help="Folder for model, log and checkpoints; default: runs/...")] = None,
+    out: Annotated[Path | None, options.folder("Folder for model, log and checkpoints; default: runs/...")] = None,
     weights: Annotated[
         str | None,
         Option(
@@ -140,7 +140,7 @@ def evaluate(
         options.integer(1, "Instead: fit a linear classifier on this many images per class; may be repeated."),
     ] = None,
     out: Annotated[
-        Path | None, Option(help="Folder for a page and JSON: accuracy by class, confusion matrix, worst mistakes.")
+        Path | None, options.folder("Folder for a page and JSON: accuracy by class, confusion matrix, worst mistakes.")
     ] = None,
     predictions: Annotated[
         bool, Option("--predictions", help="With --out: also predictions.csv, a row an image.")
@@ -157,6 +157,10 @@ def evaluate(
         raise ValueError("--predictions needs --out FOLDER, the folder for predictions.csv")
     if out and (real or few_shot):
         raise ValueError("--out is for images with one class: leave out --real and --few-shot")
+    if out:
+        from keras_vit.train.examination import result_paths
+
+        result_paths(out, predictions=predictions)  # before the work
     found = options.find_model(model, **chosen)
     options.check_data(data, data_dir)
     with options.quiet():

@@ -256,6 +256,18 @@ def _read_npy_header(stream: IO[bytes], name: str, size: int) -> Header:
     return header
 
 
+def check_npy(stream: IO[bytes], size: int) -> None:
+    """Raise a ValueError unless a .npy file of `size` bytes has a header that can be read and what it claims.
+
+    NumPy parses headers as Python, with errors of many types, and takes the memory that they claim.
+    """
+    try:
+        if _read_npy_header(stream, "array", size).dtype not in ITEM_BYTES:
+            raise ValueError("it has other things than numbers")
+    except Exception as error:
+        raise ValueError(f"is not a .npy file of numbers, or it is damaged: {str(error)[:200]}") from None
+
+
 # ---- .safetensors
 
 # By code: "F32" is float32.

@@ -203,15 +203,16 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
     for name, row in features["sizes"].items():
         fields[name] = axis_of(*(*row, None)[:3])
     width = fields["hidden_size"]
-    reads_two = fields["class_token"] and width and axis_of("head/kernel", -2, 0) == 2 * width
-    pooling = "token_gap" if reads_two else "token" if fields["class_token"] else "gap"
+    parts = width and (axis_of("head/kernel", -2, 0) or 0) // width  # 5: the class tokens of 4 blocks, and the mean
+    with_token = "token_gap" if parts in (2, 5) else "token"
     return {
         **fields,
         # The embedding of a hybrid reads the channels of its ResNet.
         "num_channels": axis_of("root/conv/kernel", -2, fields["num_channels"]),
         "patch_size": shapes.get("embedding/kernel", (1, 1))[:2],
         "num_layers": len({name.split("/")[0] for name in shapes if name.startswith("block_")}),
-        "classifier": "map" if "pool/probe" in shapes else pooling,
+        "classifier": "map" if "pool/probe" in shapes else with_token if fields["class_token"] else "gap",
+        "token_blocks": 4 if parts == 5 else 1,
         "key_bias": "block_0/attention/key/bias" in shapes or not fields["qkv_bias"],
         "layer_scale": _LAYER_SCALE if "block_0/scale1/gamma" in shapes else None,
     }

@@ -24,6 +24,9 @@ DPT_WIDTHS = {
 }
 
 
+MOST_BLOCKS = 64  # that a head reads
+
+
 @dataclass(frozen=True, kw_only=True)
 class MapConfig(Group):
     """A head that returns a map for every image. Frozen.
@@ -107,8 +110,8 @@ class MapConfig(Group):
             yield f"kind='dpt' needs four blocks and four widths. Received: {self.blocks} and {self.widths}"
         if self.kind == "linear" and self.output == "depth" and self.max_depth is None:
             yield "kind='linear' with output='depth' needs max_depth, that of the farthest bin. Received: None"
-        if not self.blocks:
-            yield "blocks must have at least one number. Received: ()"
+        if not 0 < len(self.blocks) <= MOST_BLOCKS:
+            yield f"blocks must have 1 to {MOST_BLOCKS} numbers. Received: {len(self.blocks)}"
 
     def replace(self, **changes: Any) -> Self:
         """Copy the config with some fields changed.

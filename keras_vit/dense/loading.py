@@ -2,13 +2,14 @@
 
 import dataclasses
 import fnmatch
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from keras_vit._util import files
-from keras_vit._util.checks import as_path, given, warn_renamed
+from keras_vit._util.checks import as_path, given, pair, warn_renamed
 from keras_vit.converters import config_json, loading, source
 from keras_vit.converters.config_json import read_object
 from keras_vit.converters.containers import (
@@ -107,14 +108,14 @@ def huggingface_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, 
             "std": tuple(value / scale for value in values.get("image_std", (0.5, 0.5, 0.5))),
         }
         stated = values.get("size", {"height": 384, "width": 384})
-        sides = (stated, stated) if isinstance(stated, int) else (stated["height"], stated["width"])
+        sides = pair(stated if isinstance(stated, int) else (stated["height"], stated["width"]), "size")
         keeps = bool(values.get("keep_aspect_ratio", False))
         framing: Fields = {"size": sides, "framing": "keep" if keeps else "squash"}
-        framing["multiple"] = int(values.get("ensure_multiple_of") or 1)
+        framing["multiple"] = pair(values.get("ensure_multiple_of") or 1, "ensure_multiple_of")[0]
         if not values.get("do_resize", True):
             framing["framing"] = "none"
         if values.get("do_pad", False):
-            framing["multiple"] = int(values.get("size_divisor") or 1)
+            framing["multiple"] = pair(values.get("size_divisor") or 1, "size_divisor")[0]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"has a preprocessor_config.json that cannot be read: {error!s:.200}") from error
     return preparation, framing
@@ -187,10 +188,26 @@ def load_stored(path: Path, changes: Mapping[str, Any]) -> DenseModel:
     values = read_keras_config(file)
     with keras_errors(file), KerasContainer(file) as weights:
         backbone = plain_arguments(values["config"]["backbone"], "DenseModel")
-        check_size(weights, ViTConfig(**backbone["config"]))
+        config = ViTConfig(**backbone["config"])
+        check_size(weights, config)
+        _check_head_size(weights, MapConfig(**values["config"]["head"]), config)
         model = DenseModel.from_config({**values["config"], "backbone": backbone})
         loading.load_keras_weights(model, weights, allow_nonfinite=True)
     return model.resized(changes["image_size"]) if changes else model
+
+
+def _check_head_size(container: Container, head: MapConfig, config: ViTConfig) -> None:
+    """Raise a CheckpointError if a head is larger than its whole file: a few bytes can describe one of any size."""
+    held = sum(math.prod(header.shape) for header in container.headers.values() if header.bytes)
+    read = config.hidden_size * len(head.blocks)
+    needed = read * (head.num_classes if head.output == "classes" else head.num_bins)
+    if head.kind == "dpt":
+        maps = zip(head.widths, head.factors, strict=True)
+        neck = sum(width * (9 * head.fusion_width + width * math.ceil(max(factor, 1)) ** 2) for width, factor in maps)
+        last = head.fusion_width * max(head.num_classes, head.head_width)
+        needed = config.hidden_size * sum(head.widths) + neck + 9 * head.fusion_width**2 + last
+    if needed > held:
+        raise CheckpointError(f"describes a head of at least {min(needed, 10**18)} weights, but holds {held} numbers")
 
 
 # Prefix of a backbone in the same file -> the table of its format, and the key of its config in config.json.

@@ -33,19 +33,20 @@ _ROWS = 64  # of a map of classes that are enlarged at a time
 def frame(pixels: np.ndarray, head: MapConfig, config: ViTConfig) -> np.ndarray:
     """Resize and pad an image of 0..255 as `head.framing` says: float32 (1, height, width, channels)."""
     size = framed_size(pixels.shape[:2], head, head.size or config.size)
+    is_padded = head.framing in ("short", "none")
+    added = [-side % head.multiple if is_padded else 0 for side in size]
+    patches = math.prod(config.grid_of((size[0] + added[0], size[1] + added[1])))
+    if patches > MAX_PATCHES:  # before any memory is taken
+        raise ValueError(
+            f"The model takes images of up to {MAX_PATCHES:,} patches, and this one would be resized to "
+            f"{size[0]}x{size[1]} pixels. Received: {pixels.shape[0]}x{pixels.shape[1]} pixels, {patches:,} patches"
+        )
     prepared: np.ndarray = preprocess.prepare(
         pixels, image_size=size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
-    if head.framing in ("short", "none"):
-        added = [-side % head.multiple for side in size]
+    if is_padded:
         around = [(count // 2, count - count // 2) for count in added]
         prepared = np.pad(prepared, ((0, 0), *around, (0, 0)))
-    patches = math.prod(config.grid_of(prepared.shape[1:3]))
-    if patches > MAX_PATCHES:
-        raise ValueError(
-            f"The model takes images at their own size, up to {MAX_PATCHES:,} patches: make the image smaller. "
-            f"Received: {pixels.shape[0]}x{pixels.shape[1]} pixels, {patches:,} patches"
-        )
     return prepared
 
 
@@ -154,6 +155,11 @@ class DenseModel(keras.Model):
         self.head = head
         # In a function, because Keras would track and save a model that is an attribute.
         self._get_backbone = lambda: backbone
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
+        """Compute the map of prepared images."""
+        preprocess.check_prepared(inputs, self.config)
+        return super().call(inputs, training=training, mask=mask, **kwargs)
 
     quantize = refuse_quantize
 

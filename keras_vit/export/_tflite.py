@@ -32,6 +32,8 @@ from keras_vit.model import task as tasks
 from keras_vit.model.config import ViTConfig, check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
+VARIED = 16  # images whose outputs are compared with each other
+ALIKE = 1e-4  # as a share of the outputs: smaller differences are roundings
 Result = TypeVar("Result")
 
 # Modes that need no images, the smaller first, which are tried when the files of another mode are too inexact.
@@ -126,7 +128,12 @@ def _export(
     mode, options = _check_options(options, model, has_calibration=calibration is not None)
     if options.sizes:
         model = model.resized(**options.sizes)
+    images, labels = samples.labelled_images(model, images)
+    calibration, _ = samples.labelled_images(model, calibration)
     measured, calibrating, compared = _choose_images(model, options, mode, calibration, images)
+    is_same = images is None or images is calibration or np.array_equal(images, calibration)
+    if calibrating is not None and is_same:
+        _check_variety(model, measured)
     with temporary_path(path) as work:
         with measure_resources() as used:
             outliers = find_outliers(model, measured, mode.smoothing)
@@ -134,7 +141,14 @@ def _export(
             notes = _write_file(model, work, options, mode, calibrating, progress=progress)
         try:
             report = verify(
-                model, work, compared, mode=mode, threads=options.threads, progress=progress, **options.least
+                model,
+                work,
+                compared,
+                labels=labels,
+                mode=mode,
+                threads=options.threads,
+                progress=progress,
+                **options.least,
             )
         except VerificationError as error:
             notes += _find_passing_mode(model, work, options, mode, measured, compared)
@@ -147,7 +161,8 @@ def _export(
         report,
         path=path,
         rounding=notes,
-        calibrated_on=mode.needs_calibration and images is None,
+        calibrated_on=calibrating is not None and is_same,
+        calibration_images=None if calibrating is None else len(measured),
         preprocess_error=resize_error,
         seconds=used.seconds,
         peak_bytes=used.peak_bytes,
@@ -223,6 +238,16 @@ def _choose_images(
     elif images is None and mode.needs_calibration:  # its ranges would cut off values of the built-in images
         images = measured if is_float else calibration
     return measured, calibrating, images
+
+
+def _check_variety(model: keras.Model, images: np.ndarray) -> None:
+    """Raise a ValueError if a model's outputs are equal for all images that a file would be compared on."""
+    outputs = keras.ops.convert_to_numpy(model.predict_on_batch(images[:VARIED]))
+    if len(images) > 1 and np.ptp(outputs, axis=0).max() <= ALIKE * np.abs(outputs).max():
+        raise ValueError(
+            "calibration images must differ, and be as the model will meet them: a comparison on these says nothing of "
+            f"others. Received: {len(images)} images for which the model has equal outputs"
+        )
 
 
 def _write_file(

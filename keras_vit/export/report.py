@@ -80,6 +80,9 @@ class Report:
     accelerated: Accelerated | None = None
     rounding: tuple[str, ...] = ()
     calibrated_on: bool = False
+    calibration_images: int | None = None
+    accuracy: float | None = None
+    model_accuracy: float | None = None
     preprocess_error: float | None = None
     files_error: float | None = None
     warmup: tuple[int, ...] | None = None
@@ -109,6 +112,10 @@ class Report:
             f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
             f"on {self.images} images{caveat}: {errors}{same} {self.agreement:.2%}{ties}",
         ]
+        if self.calibration_images is not None and not self.calibrated_on:
+            lines.append(f"calibrated on {self.calibration_images} other images")
+        if self.accuracy is not None and self.model_accuracy is not None:
+            lines.append(f"accuracy on their classes: file {self.accuracy:.2%}, model {self.model_accuracy:.2%}")
         if self.mean_iou is not None:
             lines.append(f"mean IoU with the model's maps {self.mean_iou:.4f}")
         if self.relative_error is not None:

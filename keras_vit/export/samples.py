@@ -3,15 +3,19 @@
 Drawn images are always the same, and different from each other.
 """
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_vit._util.files import image_files
 from keras_vit.export.exported import FLOATS, ExportedModel
 from keras_vit.export.modes import image_config
 from keras_vit.model import preprocess
+from keras_vit.model import task as tasks
 from keras_vit.model.config import Preprocessing, ViTConfig
 
 NUM_SAMPLES = 8  # built-in images: each kind in two contrasts
@@ -79,6 +83,20 @@ def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> t
     else:
         prepared = prepared_images(model, images, "images")
     return prepared, prepared
+
+
+def labelled_images(model: keras.Model, images: Any) -> tuple[Any, np.ndarray | None]:
+    """List the files of a path, and the classes of files in folders named as the model's classes: int64 (images,).
+
+    None stands for classes that are not known; other things than paths are returned as they are.
+    """
+    if isinstance(images, str | os.PathLike):
+        images = image_files([images])
+    if not isinstance(images, list | tuple) or not all(isinstance(item, str | os.PathLike) for item in images):
+        return images, None
+    numbers = {name: number for number, name in enumerate(tasks.of_model(model).class_names() or ())}
+    classes = [numbers.get(Path(file).parent.name) for file in images]
+    return images, None if not classes or None in classes else np.array(classes, np.int64)
 
 
 def to_pixels(model: keras.Model, images: Any, shape: tuple[int, int, int]) -> np.ndarray:

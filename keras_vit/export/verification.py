@@ -68,6 +68,7 @@ def verify(
     path: str | os.PathLike[str],
     images: Any = None,
     *,
+    labels: Any = None,
     mode: str | Mode | None = None,
     least_cosine: float | None = None,
     least_agreement: float | None = None,
@@ -82,7 +83,10 @@ def verify(
         path: a SavedModel's folder or a .tflite file of your own; files of strangers can end the process. If a
             SavedModel takes image files, they are compared too. One in bfloat16 has thresholds of its own.
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
-            pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
+            pixels, PIL images, paths, or the path of a folder of images. None takes built-in patterns. A file that
+            takes pixels receives these as pixels.
+        labels: class numbers of the images, int (batch,): the report then has the accuracy of model and file. None
+            takes those of files in folders that are named as the model's classes.
         mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size. None
             takes the thresholds of the mode whose files store weights and activations as this one does.
         least_cosine: lowest accepted mean cosine similarity, -1 to 1, of images and of the differences between images,
@@ -120,6 +124,7 @@ def verify(
     structure = read_structure(path) if path.is_file() else None
     if structure is not None:
         _raise_problems(path, find_problems(structure))
+    images, found = samples.labelled_images(model, images)
     file = load_exported(path, threads)
     file_images, model_images = samples.comparison_images(model, file, images)
     if structure is not None:
@@ -135,6 +140,7 @@ def verify(
     _raise_problems(path, [f"computes NaN or infinity ({name})" for name in broken])
     expected = _model_outputs(model, task, model_images, list(received))
     _raise_problems(path, _shape_problems(expected, received))
+    model_accuracy, accuracy = _accuracies(expected, received, found if labels is None else np.asarray(labels))
     stored = "bfloat16" if file.is_bfloat16 else None if structure is None else structure.storage
     report = Report(
         path=path,
@@ -144,6 +150,8 @@ def verify(
         threads=None if accelerated else file.threads,
         mode=stored if given_mode is None else given_mode.name,
         accelerated=accelerated,
+        model_accuracy=model_accuracy,
+        accuracy=accuracy,
     )
     check_thresholds(
         report,
@@ -155,6 +163,17 @@ def verify(
     )
     takes_files = file.call_files is not None and file.dtype == "float32" and hasattr(model, "preprocess")
     return dataclasses.replace(report, files_error=_files_error(model, task, path, file) if takes_files else None)
+
+
+def _accuracies(expected: Outputs, received: Outputs, labels: np.ndarray | None) -> tuple[float | None, float | None]:
+    """Shares of images whose best class is the labelled one, for the model and for the file; None without labels."""
+    name = next((name for name in ("logits", "probabilities") if name in expected), "")
+    if labels is None or not name or expected[name].ndim != 2:
+        return None, None
+    if labels.shape != expected[name].shape[:1]:
+        raise ValueError(f"labels are a class number of each of {len(expected[name])} images. Received: {labels.shape}")
+    model, file = (float(np.mean(side[name].argmax(axis=1) == labels)) for side in (expected, received))
+    return model, file
 
 
 def _default_mode(model: keras.Model, stored: str, accelerator: str | None) -> Mode:

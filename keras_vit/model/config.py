@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from keras_vit._util import files
 from keras_vit._util.checks import Count, Share, WholeNumber
-from keras_vit._util.text import nearest
+from keras_vit._util.text import in_our_words, nearest
 from keras_vit.model.config_groups import (
     ACTIVATIONS,
     CLASSIFIERS,
@@ -92,8 +92,11 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
+        if self.num_read_blocks > max(1, self.num_layers):
+            most, received = f"at most num_layers={self.num_layers}", self.num_read_blocks
+            yield f"token_blocks and mean_blocks are {most}. Received: {received}"
         if self.distilled:
-            needed = {"classifier": "token", "representation_size": None, "final_norm": "tokens"}
+            needed = {"classifier": "token", "token_blocks": 1, "representation_size": None, "final_norm": "tokens"}
             yield from self._unmet("distilled", **needed, normalize_features=False, projection_head=False)
         yield from self._position_conflicts()
         if len(self.preprocessing.mean) not in (1, self.num_channels):
@@ -132,7 +135,13 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
     @property
     def feature_size(self) -> int:
         """Width of the feature in front of pre_logits and head."""
-        return (2 if self.classifier == "token_gap" else 1) * self.hidden_size
+        parts = {"token": self.token_blocks, "gap": self.mean_blocks, "token_gap": self.token_blocks + self.mean_blocks}
+        return parts.get(self.classifier, 1) * self.hidden_size
+
+    @property
+    def num_read_blocks(self) -> int:
+        """Number of last blocks whose tokens the feature is computed from."""
+        return max(self.token_blocks, self.mean_blocks)
 
     @property
     def read_tokens(self) -> slice:
@@ -195,6 +204,8 @@ def check_fields(fields: Mapping[str, Any], kind: Any = ViTConfig) -> None:
     """Raise a ValueError, with the nearest names, if a key is no field of ViTConfig, or of another config."""
     known = [f.name for f in dataclasses.fields(kind)]
     if unknown := [name for name in fields if name not in known]:
+        if words := in_our_words(unknown):
+            raise ValueError(f"{kind.__name__} has no field {unknown}: {words}")
         near = {name: nearest(name, known, count=2) for name in unknown}
         raise ValueError(f"{kind.__name__} has no field {unknown}; the nearest are {near}. Its fields: {known}")
 

@@ -358,6 +358,9 @@ class HeadConfig(Group):
             (mean of the patch tokens), "token_gap" (both side by side, DINOv2's linear head), "map" (attention
             pooling), "unpooled" (the head is applied to every token) or "token_unpooled" (the same, with a class
             token).
+        token_blocks: number of last blocks whose class tokens, each after the final norm, are side by side in the
+            feature, the last block's last (4 in DINOv2's head "linear4").
+        mean_blocks: the same of the means of the patch tokens, which follow the class tokens.
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         representation_activation: activation of the pre_logits layer.
         final_norm: "tokens" normalizes, then pools; "pooled" pools, then normalizes (timm's fc_norm).
@@ -372,6 +375,8 @@ class HeadConfig(Group):
 
     num_classes: WholeNumber = 1000
     classifier: Classifier = "token"
+    token_blocks: Count = 1
+    mean_blocks: Count = 1
     representation_size: Count | None = None
     representation_activation: Activation = "tanh"
     final_norm: Literal["tokens", "pooled"] = "tokens"
@@ -390,6 +395,11 @@ class HeadConfig(Group):
         yield from super()._conflicts()
         if self.classifier == "token_gap":
             yield from self._unmet("classifier='token_gap'", final_norm="tokens")
+        for name, kind in (("token_blocks", "token"), ("mean_blocks", "gap")):
+            if getattr(self, name) > 1:
+                yield from self._unmet(f"{name} above 1", final_norm="tokens")
+                if self.classifier not in (kind, "token_gap"):
+                    yield f"{name} above 1 needs classifier={kind!r} or 'token_gap'. Received: {self.classifier!r}"
         if self.is_unpooled:
             yield from self._unmet(f"classifier={self.classifier!r}", normalize_features=False, projection_head=False)
         for label in self.labels if isinstance(self.labels, tuple) else ():

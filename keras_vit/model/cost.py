@@ -61,8 +61,8 @@ FIELDS = """
     image_size patch_size num_channels patch_bias resnet class_token distilled num_registers pre_norm position
     position_place position_prefix rotary_theta hidden_size num_layers stochastic_depth num_heads mlp_dim
     tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation layer_scale dropout_rate attention_dropout_rate
-    num_classes classifier representation_size representation_activation final_norm normalize_features
-    projection_head preprocessing width_factor version stage_widths stage_channels groups
+    num_classes classifier token_blocks mean_blocks representation_size representation_activation final_norm
+    normalize_features projection_head preprocessing width_factor version stage_widths stage_channels groups
 """
 
 
@@ -274,7 +274,7 @@ def _title(layer: Any) -> str | None:
         vit.AttentionPooling: lambda: "attention pooling",
         vit.TokenPooling: lambda: None if layer.token is not None else "pooled patches",
         vit.L2Normalization: lambda: "feature of length 1",
-        keras.layers.Concatenate: lambda: "class token and pooled patches",
+        keras.layers.Concatenate: lambda: "class tokens and pooled patches",
         vit.LayerNormalization: lambda: "norm before the blocks" if layer.name == "pre_norm" else "final norm",
         keras.layers.Dense: lambda: (
             f"pre_logits, {layer.activation.__name__}" if layer.name == "pre_logits" else "head"

@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,34 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
     if not batches:
         raise ValueError("preprocess needs at least one image. Received: an empty list")
     return np.concatenate([batch.numpy() for batch in batches])
+
+
+FAR = 10  # times the largest value that a preparation gives; pixels of 0..255 are 28 to 255 times it
+
+
+def check_prepared(images: Any, config: Any) -> None:
+    """Raise a ValueError for whole numbers where prepared images belong; warn of floats that only pixels can be.
+
+    In a compiled function only the dtype is known. Other things than arrays and tensors are left to Keras.
+    """
+    dtype = getattr(images, "dtype", None)
+    kind = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    if kind.startswith(("int", "uint", "bool")):
+        raise ValueError(
+            f"The model takes prepared images, which are floats: model(model.preprocess(images)), or "
+            f"model.classify(images), which does both. Received: {kind}"
+        )
+    if not isinstance(images, np.ndarray) and not hasattr(images, "numpy"):
+        return
+    first = np.abs(np.asarray(images[:1], np.float32)) if len(images.shape) else np.zeros(1)
+    mean, std = (np.array(values) for values in (config.preprocessing.mean, config.preprocessing.std))
+    most = FAR * float(np.abs([mean / std, (1 - mean) / std]).max())
+    if first.max(initial=0) > most:
+        warnings.warn(
+            f"keras_vit: the images have values beyond {most:.0f}, {FAR} times those of prepared images: "
+            "model.preprocess(images) prepares pixels, model.classify(images) does all",
+            stacklevel=3,
+        )
 
 
 def preprocessing_function(

@@ -14,6 +14,7 @@ import numpy as np
 from keras_vit import position
 from keras_vit._util import html
 from keras_vit._util.checks import given
+from keras_vit._util.text import OTHER_METHODS, Elsewhere
 from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
 from keras_vit.model.config import ViTConfig, check_attention, check_resizable, warn_partial_patches
@@ -60,6 +61,11 @@ class VisionTransformer(keras.Model):
     """
 
     def __init__(self, config: ViTConfig, *, dtype: Any = None, name: str = "vit") -> None:
+        if not isinstance(config, ViTConfig):
+            raise TypeError(
+                "VisionTransformer takes a config, as VisionTransformer(keras_vit.ViTConfig(image_size=224)); "
+                f"keras_vit.zoo.load(name or path) loads a model. Received: {config!r:.200}"
+            )
         policy = keras.dtype_policies.get(dtype if dtype is not None else keras.config.dtype_policy())
         if policy.quantization_mode is not None:
             raise ValueError(
@@ -85,6 +91,7 @@ class VisionTransformer(keras.Model):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         """Compute the output; the last block computes only the tokens that the head reads."""
+        preprocess.check_prepared(inputs, self.config)
         with runtime.final_tokens_only():
             return super().call(inputs, training=training, mask=mask, **kwargs)
 
@@ -232,6 +239,11 @@ class VisionTransformer(keras.Model):
             ValueError: an image cannot be read, or a number is less than 1; there is no image.
             FileNotFoundError: there is no file at a path, or no image in a folder.
         """
+        if not self.config.num_classes:
+            raise ValueError(
+                "classify needs a model with a head; `embed` and `features` need none, and zoo.load(name, weights=a "
+                "tag of a file with classes) or train.run give one. Received: num_classes=0"
+            )
         results = []
         for result in classify_each(self, images, top=top, batch_size=batch_size):
             if isinstance(result, Exception):
@@ -252,6 +264,7 @@ class VisionTransformer(keras.Model):
         Raises:
             ValueError: there is no image.
         """
+        preprocess.check_prepared(x, self.config)
         if tuple(getattr(x, "shape", ()))[:1] == (0,):
             raise ValueError(f"predict needs at least one image. Received: an array of shape {tuple(x.shape)}")
         return super().predict(x, *args, **options)
@@ -298,8 +311,8 @@ class VisionTransformer(keras.Model):
     def with_config(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
         """Build a model with the same weights and another config: resolution, head, dropout or dtype policy.
 
-        Position embeddings and patches are interpolated. A head with another number of classes, or after another
-        pre_logits layer, is new and zero. Kernels with LoRA are copied with LoRA's update.
+        Position embeddings and patches are interpolated. A head with another number of classes, or of another feature,
+        is new and zero. Kernels with LoRA are copied with LoRA's update.
 
         Args:
             config: config of the new model. What its weights do not depend on may differ; all else must agree.
@@ -309,7 +322,8 @@ class VisionTransformer(keras.Model):
         Raises:
             ValueError: the weights do not fit the config.
         """
-        if config.representation_size != self.config.representation_size:
+        kinds = [(c.representation_size, c.feature_size) for c in (config, self.config)]
+        if kinds[0] != kinds[1]:
             fresh = ["pre_logits", *HEADS, *fresh]
         elif config.num_classes != self.config.num_classes:
             fresh = [*HEADS, *fresh]
@@ -362,6 +376,10 @@ class VisionTransformer(keras.Model):
     def _freeze(self, frozen: Iterable[Sequence[Any]]) -> None:
         for name, index in frozen:
             list(self.get_layer(name)._flatten_layers())[index].trainable = False
+
+
+for _name in OTHER_METHODS:
+    setattr(VisionTransformer, _name, Elsewhere(_name))
 
 
 def hash_weights(weights: Iterable[Any], start: str = "") -> str:

@@ -22,6 +22,7 @@ class Network:
         self.intermediates: dict[str, Any] = {}  # name -> tensor, in the order of computation
         self.block_inputs: dict[str, tuple[Any, ...]] = {}  # block -> tokens, and the table of relative positions
         self._position_layer = functools.cache(self._new_position_layer)
+        self._final_norm = functools.cache(functools.partial(self._norm, "encoder_norm"))
 
         height, width = config.size
         self.images = keras.Input((height, width, config.num_channels), dtype=self.output_dtype, name="images")
@@ -30,7 +31,7 @@ class Network:
         for i in range(config.num_layers):
             x = self._block(x, i)
         if config.num_layers and config.final_norm == "tokens":
-            x = self._record("encoder_norm", self._norm("encoder_norm")(x))
+            x = self._record("encoder_norm", self._final_norm()(x))
         self.output = self._distilled_output(x) if config.distilled else self._output(x)
 
     def _record(self, name: str, tensor: Any) -> Any:
@@ -145,7 +146,7 @@ class Network:
         c = self.config
         x = self._pool(tokens)
         if c.final_norm == "pooled":
-            x = self._norm("encoder_norm")(x)
+            x = self._final_norm()(x)
         if c.representation_size is not None:
             x = self._representation(c.representation_size)(x)
         if c.normalize_features:
@@ -165,17 +166,26 @@ class Network:
 
     def _pool(self, x: Any) -> Any:
         """Pool the tokens to one feature, as `config.classifier` says."""
-        match self.config.classifier:
-            case "token":
-                return self._pool_token("pool", x, 0)
-            case "gap":
-                return self._pool_token("pool", x, None)
-            case "token_gap":
-                parts = [self._pool_token("pool", x, 0), self._pool_token("pool_mean", x, None)]
-                return keras.layers.Concatenate(name="pools", dtype=self.policy)(parts)
+        c = self.config
+        match c.classifier:
+            case "token" | "gap" | "token_gap":
+                parts = self._pool_blocks("pool", x, 0, c.token_blocks) if c.reads_class_token else []
+                if c.classifier != "token":
+                    parts += self._pool_blocks("pool_mean" if parts else "pool", x, None, c.mean_blocks)
+                return parts[0] if len(parts) == 1 else keras.layers.Concatenate(name="pools", dtype=self.policy)(parts)
             case "map":
                 return self._pool_by_attention(x)
         return x  # unpooled
+
+    def _pool_blocks(self, name: str, last: Any, token: int | None, count: int) -> list[Any]:
+        """Pool the normalized tokens of the last blocks, `last` and those of the `count` - 1 blocks before."""
+        parts = []
+        for block in list(self.block_inputs)[-count:-1]:
+            x = self.intermediates[block]
+            x = self._final_norm()(x) if token is None else x
+            x = self._pool_token(f"{name}_{block}", x, token)
+            parts.append(x if token is None else self._final_norm()(x))  # of a single token: less to normalize
+        return [*parts, self._pool_token(name, last, token)]
 
     def _pool_token(self, name: str, x: Any, token: int | None) -> Any:
         prefix = self.config.num_prefix_tokens

@@ -83,6 +83,8 @@ def tflite(
     ids = encoder.tokenize(texts)
     tokenizer = cast(Tokenizer, encoder.tokenizer)  # which has tokenized the texts
     model, beside = tokenizer.model, path.parent / tokenizer.file_name
+    if path.name == beside.name:
+        raise ValueError(f"{path.name} is the tokenizer's file, which is written beside the model: choose another name")
     if beside.exists() and beside.read_bytes() != model:
         raise FileExistsError(f"{beside} is another model's tokenizer: write into a folder of its own")
     with temporary_path(path) as work:

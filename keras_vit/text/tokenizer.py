@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import string
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -21,6 +22,7 @@ from keras_vit.errors import CheckpointError
 _FILES = ("spiece.model", "tokenizer.json", "vocab.json")
 _MAX_BYTES = 64 << 20  # of one file; SigLIP 2's has 34 MB
 _MAX_LENGTH = 1 << 20  # larger values of model_max_length mean that there is none
+_MAX_PARTS = 4  # of a normalizer or pre-tokenizer, and characters that replace another; the families' have 3 and 1
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _INSTALL = "needs the packages of: pip install 'keras-vit-zoo[text]'"
 
@@ -71,6 +73,9 @@ class Tokenizer:
         self._start = [] if start is None else [self._id(start)]
         self.end_id = self._id(end)
         padding = default_padding if padding is None else padding
+        is_id = isinstance(padding, int) and not isinstance(padding, bool) and 0 <= padding < self.vocab_size
+        if not is_id and not isinstance(padding, str):
+            raise CheckpointError(f"has no padding token {padding!r:.100}: it is a token or an id < {self.vocab_size}")
         self.pad_id = padding if isinstance(padding, int) else self._id(padding)
         if self.length <= len(self._start):
             raise ValueError(f"length must be above {len(self._start)}. Received: {length}")
@@ -113,7 +118,9 @@ class Tokenizer:
             if not isinstance(length, int) or not 0 < length < _MAX_LENGTH:
                 raise ValueError(f"{path} does not say how long texts are: pass length=. Received: {length!r:.100}")
         if config.get("padding_side", "right") != "right":
-            raise CheckpointError(f"{config_file}: padding_side must be 'right'. Received: 'left'")
+            raise CheckpointError(
+                f"{config_file}: padding_side must be 'right'. Received: {config['padding_side']!r:.100}"
+            )
         padding = config.get("pad_token")
         if isinstance(padding, dict):
             padding = padding.get("content")
@@ -134,9 +141,9 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens."""
+        """Number of ids, from 0 to the largest."""
         engine = self._engine
-        return int(engine.get_piece_size() if self.kind == "siglip" else engine.get_vocab_size())
+        return int(engine.get_piece_size() if self.kind == "siglip" else max(engine.get_vocab().values()) + 1)
 
     def __call__(self, texts: str | Iterable[str]) -> np.ndarray:
         """Convert one text or several to ids, int32 (texts, length); one warning says how many are cut.
@@ -169,7 +176,8 @@ class Tokenizer:
             return [self._encode_pieces(text) for text in texts]
         if self.kind == "siglip2":
             texts = [text.lower() for text in texts]
-        return [encoding.ids for encoding in self._engine.encode_batch(texts, add_special_tokens=False)]
+        with _library_errors("cannot be used as a tokenizer"):
+            return [encoding.ids for encoding in self._engine.encode_batch(texts, add_special_tokens=False)]
 
     def _encode_pieces(self, text: str) -> list[int]:
         """Convert a text to SentencePiece's ids.
@@ -177,7 +185,7 @@ class Tokenizer:
         Tokens that are spelled out in it, such as "</s>", are not words, and what follows them begins no word: as in
         transformers, it is encoded behind other characters, whose ids are dropped.
         """
-        before, *others = re.split(r"\s*(</s>|<unk>)\s*", text)
+        before, *others = re.split("(</s>|<unk>)", text)
         ids: list[int] = self._engine.encode(_canonical(before))
         for token, after in zip(others[::2], others[1::2], strict=True):
             dropped = len(self._engine.encode("<unk>"))
@@ -185,8 +193,10 @@ class Tokenizer:
         return ids
 
     def _id(self, token: str) -> int:
-        found = self._engine.piece_to_id(token) if self.kind == "siglip" else self._engine.token_to_id(token)
-        if found is None:
+        engine = self._engine
+        found = engine.piece_to_id(token) if self.kind == "siglip" else engine.token_to_id(token)
+        # A SentencePiece model has the id of <unk> for what it does not have.
+        if found is None or (self.kind == "siglip" and engine.id_to_piece(found) != token):
             raise CheckpointError(f"is a tokenizer without the token {token!r:.100}")
         return int(found)
 
@@ -216,20 +226,66 @@ def _open_engine(model: bytes) -> tuple[str, Any]:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
         raise ImportError(f"A tokenizer {_INSTALL}") from error
-    try:
+    with _library_errors("cannot be read as a tokenizer"):
         if not model:
             raise ValueError("it is empty")
         if not model.lstrip().startswith(b"{"):
             return "siglip", SentencePieceProcessor(model_proto=model)
+        _check_parts(parse_object(model))
         engine = tokenizers.Tokenizer.from_buffer(model)
-    except Exception as error:  # the libraries raise RuntimeError and bare Exception for damaged files
-        raise CheckpointError(f"cannot be read as a tokenizer: {str(error)[:200]}") from error
     engine.no_truncation()
     engine.no_padding()
     for kind in ("clip", "siglip2"):
         if engine.token_to_id(_KINDS[kind].end) is not None:
             return kind, engine
     raise CheckpointError("is not a tokenizer of CLIP, SigLIP or SigLIP 2: it has no end token of theirs")
+
+
+@contextlib.contextmanager
+def _library_errors(problem: str) -> Iterator[None]:
+    """Raise a CheckpointError for the errors of the libraries: RuntimeError, bare Exception, a panic of Rust."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{problem}: {str(error)[:200]}") from error
+
+
+_PARTS = {"normalizer": {"NFC", "Lowercase", "Replace"}, "pre_tokenizer": {"Split", "ByteLevel"}}
+
+
+def _check_parts(file: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a tokenizer.json with other parts than the families have.
+
+    Other parts give other ids, take any memory (replacements that follow each other), or end the process.
+    """
+    model = file.get("model")
+    if not isinstance(model, Mapping) or model.get("type", "BPE") != "BPE" or model.get("dropout"):
+        raise ValueError("its model must be of the type BPE, without dropout")
+    for name, known in _PARTS.items():
+        part = file.get(name)
+        inner = part.get("normalizers", part.get("pretokenizers")) if isinstance(part, Mapping) else None
+        parts = [part] if part and inner is None else inner or []
+        if not isinstance(parts, list) or len(parts) > _MAX_PARTS:
+            raise ValueError(f"its {name} must have at most {_MAX_PARTS} parts")
+        for one in parts:
+            if not isinstance(one, Mapping) or one.get("type") not in known or not _is_harmless(one):
+                raise ValueError(f"its {name} has a part of no known family: {json.dumps(one)[:200]}")
+
+
+def _is_harmless(part: Mapping[str, Any]) -> bool:
+    """True if a part makes texts hardly longer, and its regular expression takes linear time: it has no groups, and
+    repeats once in each alternative.
+    """
+    pattern = part.get("pattern", {})
+    expression = pattern.get("Regex", "") if isinstance(pattern, Mapping) else None
+    if not isinstance(expression, str) or len(str(part.get("content", ""))) > _MAX_PARTS:
+        return False
+    plain = re.sub(r"\\[pP]\{\w+\}|\\.|\[[^\]]*\]", "x", expression)  # what stands for one character
+    return "(" not in plain and all(len(re.findall(r"[+*?{]", choice)) <= 1 for choice in plain.split("|"))
 
 
 def _clip_from_merges(vocab: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -18,7 +19,7 @@ import tensorflow as tf
 
 from keras_vit._util import html
 from keras_vit._util.checks import check_counts
-from keras_vit._util.files import replacing
+from keras_vit._util.files import check_results, replacing
 from keras_vit._util.progress import track
 from keras_vit.model.task import Classification
 from keras_vit.train import strategies
@@ -130,22 +131,26 @@ class Examination:
         """Write `examination.html`, `examination.json` and, if asked, `predictions.csv`; return the paths.
 
         Args:
-            folder: created if it does not exist; files of these names are replaced.
+            folder: created if it does not exist; files of an earlier examination are replaced.
             predictions: whether to write a row for each image.
+
+        Raises:
+            FileExistsError: there are files of these names that `write` has not written.
+            NotADirectoryError: `folder` is a file.
         """
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        texts = {"examination.html": self._page(), "examination.json": json.dumps(self.to_dict(), indent=2) + "\n"}
+        paths = result_paths(folder, predictions=predictions)
+        contents = [self._page(), json.dumps(self.to_dict(), indent=2) + "\n"]
         if predictions:
             table = io.StringIO()
             writer = csv.DictWriter(table, self._row(0))
             writer.writeheader()
             writer.writerows(map(self._row, range(len(self.labels))))
-            texts["predictions.csv"] = table.getvalue()
-        for name, text in texts.items():
-            with replacing(target / name) as file:
+            contents.append(table.getvalue())
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, contents, strict=True):
+            with replacing(path) as file:
                 file.write(text.encode())
-        return [target / name for name in texts]
+        return paths
 
     def _worst(self, most: int | None) -> np.ndarray:
         wrong = np.flatnonzero(self.labels != self.predicted)
@@ -185,6 +190,17 @@ class Examination:
     def __str__(self) -> str:
         right = int(np.trace(self.confusion))
         return f"{self.data}: {right:,} of {len(self.labels):,} images are right ({self.accuracy:.2%})"
+
+
+def result_paths(folder: str | os.PathLike[str], *, predictions: bool) -> list[Path]:
+    """List the files that `Examination.write` writes, or raise an error if they cannot be written."""
+    target = Path(folder)
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "The examination needs a folder, and this is a file", str(target))
+    paths = [target / name for name in ("examination.html", "examination.json", "predictions.csv")]
+    if target.is_dir():
+        check_results(paths, owner=paths[0])
+    return paths if predictions else paths[:2]
 
 
 def examine(

@@ -174,8 +174,8 @@ def fit_teacher(
     """Choose the teacher's size and the batch of a distillation: those of a run in `out`, or on a CPU less work."""
     saved, _ = _saved_run(out)
     if saved:
-        chosen = ("teacher_size", "batch_size")
-        return recipe.replace(**{name: saved.get(name) for name in chosen if not recipe.is_stated(name)})
+        names = ("teacher_size", "batch_size")
+        return recipe.replace(**{name: saved.get(name) for name in names if not recipe.is_stated(name)})
     if not strategies.is_cpu():
         return recipe
     student, unit = config.replace(**recipe.config_changes(config)), _unit(recipe, devices.num_replicas_in_sync)

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit._util import html
 from keras_vit._util.checks import as_path, check_counts
-from keras_vit._util.files import replacing
+from keras_vit._util.files import check_results, replacing
 from keras_vit._util.html import COLOURS
 from keras_vit._util.progress import timed, track
 from keras_vit._util.text import byte_size, install_command, scaled
@@ -230,6 +230,7 @@ def report(
     Raises:
         ImportError: if matplotlib is not installed.
         FileNotFoundError: if an image or the folder of `path` does not exist.
+        FileExistsError: if there is a file at `path` that is no earlier report.
         ValueError: if an image cannot be read, if there are none or too many, if `top` is below 1, or if the model
             computes NaN or infinity.
 
@@ -240,10 +241,9 @@ def report(
         'report.html'
     """
     target = Path(as_path(path, "path"))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder for the report: {target.parent}")
     if target.is_dir():
         raise ValueError(f"path must be the .html file to write. Received: the folder {str(target)!r}")
+    check_results([target])
     check_counts(top=top)
     inner = vision_transformer(model)
     names, prepared = _prepare(inner, images)
@@ -291,12 +291,13 @@ def _collect(model: VisionTransformer, images: np.ndarray, top: int, *, progress
         functions["rollout"] = attention.attention_rollout
         functions["attention"] = attention.class_attention  # (layers, batch, heads, rows, columns)
         functions["distance"] = attention.attention_distance
-    if config.num_classes:
+    if config.num_classes and config.num_read_blocks == 1:
         functions["lens"] = tokens.logit_lens
     items = track(functions.items(), "Computing", show=progress)
     data: dict[str, Any] = {name: function(model, images) for name, function in items}
     colours, foreground = data["components"]
     lens = data.get("lens")
+    logits = lens[-1] if lens is not None else model.predict(images, verbose=0) if config.num_classes else None
     return data | {
         "config": config,
         "parameters": model.count_params(),
@@ -305,7 +306,7 @@ def _collect(model: VisionTransformer, images: np.ndarray, top: int, *, progress
         "filters": weights.embedding_filters(model),
         "similarity": weights.position_similarity(model) if weights.has_position_embedding(config) else None,
         "norms": norms,
-        "predictions": None if lens is None else model.decode_predictions(lens[-1], top),
+        "predictions": None if logits is None else model.decode_predictions(logits, top),
         "leaders": None if lens is None else [[best for [best] in model.decode_predictions(x, 1)] for x in lens],
     }
 

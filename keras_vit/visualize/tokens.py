@@ -77,7 +77,8 @@ def logit_lens(model: Any, images: Any) -> np.ndarray:
         float32 (layers, batch, num_classes); the last layer's are the model's own logits.
 
     Raises:
-        ValueError: if the model has no head, or if the images are not prepared for this model.
+        ValueError: if the model has no head or one that reads several blocks, or if the images are not prepared for
+            this model.
 
     Example:
         >>> model = keras_vit.zoo.load("digits")
@@ -89,6 +90,11 @@ def logit_lens(model: Any, images: Any) -> np.ndarray:
         raise ValueError(
             "logit_lens needs a model with a head; load it with its classes, or get its tokens with "
             "`model.features`. Received: num_classes=0"
+        )
+    if vit.config.num_read_blocks > 1:
+        raise ValueError(
+            "logit_lens needs a head that reads the last block alone. Received: one that reads the last "
+            f"{vit.config.num_read_blocks} blocks (token_blocks, mean_blocks)"
         )
     # A keras.Model would add nodes to the layers of the user's model; a Function does not.
     last_part = keras.Function(vit.get_layer(_token_layers(vit)[-1]).output, vit.outputs[0])

@@ -127,8 +127,11 @@ def resolve(
     it exists or not. A name of the zoo comes before any other path: "./digits" is the file. Any other text is a file if
     it exists, ends in the suffix of a checkpoint, or has a slash where no model's name has one
     ("runs/mine"). `weights` are for names: a tag, a path or a URL; None takes `default`, which is "default"
-    (recommended) or None (random). Errors are those of `load`; it is `fetch_source` that raises a FileNotFoundError.
+    (recommended) or None (random); "none" is None. Errors are those of `load`; it is `fetch_source` that raises a
+    FileNotFoundError.
     """
+    if isinstance(weights, str) and weights.casefold() == "none":  # of a command line
+        weights = default = None
     if isinstance(spec, str) and not _is_written_as_path(spec):
         if not spec.strip():
             raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {spec!r:.200}")

@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.text import abbreviated, escaped, install_command
+from keras_vit.converters.containers import check_npy
 from keras_vit.dense.map_tasks import IGNORED, Depth, Segmentation
 from keras_vit.model.images import MAX_PIXELS, PIXEL_LIMITS, read_header, upright_sides
 from keras_vit.train.data.dataset_files import is_folder, list_files, python_errors, read_image
@@ -219,6 +220,7 @@ def read_mask(data: bytes) -> np.ndarray:
 def read_depth(data: bytes, scale: float = MILLIMETRES) -> np.ndarray:
     """Decode the distances in a PNG or .npy file, float32 (height, width) in metres; 0 where they are not known."""
     if data.startswith(b"\x93NUMPY"):
+        check_npy(io.BytesIO(data), len(data))
         values = np.load(io.BytesIO(data), allow_pickle=False)
         if values.ndim != 2 or values.dtype.kind != "f":
             raise ValueError(f"must be floats (height, width) in metres. Received: {values.dtype} {values.shape}")

@@ -1,0 +1,77 @@
+"""What somebody tries first, from memory of another library, is answered with what does it here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import VisionTransformer, dense, digits, zoo
+from keras_vit._util import text
+from tiny_models import built, prepared, tiny
+
+
+def message(function: Callable[[], Any], kind: type[Exception]) -> str:
+    with pytest.raises(kind) as caught:
+        function()
+    return str(caught.value)
+
+
+def test_words_of_other_libraries_name_ours() -> None:
+    missing = []
+    for word, ours in text.OTHER_WORDS.items():
+        error = message(lambda word=word: zoo.load("digits", **{word: 1}), ValueError)
+        if f"{word} is here {ours}" not in error or len(error) > 200:
+            missing.append((word, error))
+    for word, ours in text.OTHER_FUNCTIONS.items():
+        if ours not in message(lambda word=word: getattr(keras_vit, word), AttributeError):
+            missing.append((word, ours))
+    model = built()
+    for word, ours in text.OTHER_METHODS.items():
+        for owner in (VisionTransformer, model):
+            if ours not in message(lambda word=word, owner=owner: getattr(owner, word), AttributeError):
+                missing.append((word, ours))
+    assert not missing
+
+
+def test_what_a_newcomer_tries_is_answered() -> None:
+    for function, kind, words in (
+        (lambda: VisionTransformer("digits"), TypeError, "keras_vit.zoo.load"),  # type: ignore[arg-type]
+        (lambda: built(num_classes=0).classify(np.zeros((8, 8, 3), np.uint8)), ValueError, "num_classes=0"),
+        (lambda: keras_vit.nothing, AttributeError, "nothing"),
+    ):
+        assert words in message(function, kind)
+    assert not np.any(np.asarray(zoo.load("digits", weights="none").get_layer("head").kernel))
+
+
+def test_pixels_are_no_prepared_images() -> None:
+    data, model = digits.load(), zoo.load("digits")
+    model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    pixels, labels = data.test_images[:4], data.test_labels[:4]
+    whole = np.zeros((4, *model.config.size, model.config.num_channels), np.uint8)
+    segmenter = dense.segmenter(built(num_classes=0), 2)
+    calls: list[Callable[[], Any]] = [
+        lambda: model(whole),
+        lambda: model(tf.constant(whole)),
+        lambda: model.predict(whole, verbose=0),
+        lambda: model.evaluate(whole, labels, verbose=0),
+        lambda: model.fit(whole, labels, verbose=0),
+        lambda: tf.function(model)(whole),
+        lambda: segmenter(np.zeros((1, 32, 32, 3), np.int64)),
+        lambda: segmenter.predict(np.zeros((1, 32, 32, 3), np.int64), verbose=0),
+    ]
+    for call in calls:
+        assert "model.preprocess(images)" in message(call, ValueError)
+    for call in (lambda: model(whole + 255.0), lambda: model.predict(whole + 255.0, verbose=0)):
+        with pytest.warns(UserWarning, match="values beyond"):
+            call()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(model.preprocess(pixels))
+        model.predict(model.preprocess(pixels), verbose=0)
+        built()(3 * prepared(tiny()))
