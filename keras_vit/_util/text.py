@@ -1,8 +1,9 @@
 """Nearest names, readable sizes and install commands for messages and tables."""
 
+import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
 TIMES = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -136,6 +137,15 @@ def scaled(number: float, base: int, units: tuple[str, ...]) -> str:
     value = number / base**power
     digits = 0 if power == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:,.{digits}f}{units[power]}"
+
+
+@contextlib.contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Turn the error of an import in the block into one that says what needs the package, and how to install it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{what} needs the package {error.name}: {install_command(extra)}") from error
 
 
 def install_command(extra: str) -> str:

@@ -12,13 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_vit._util.text import install_command
+from keras_vit._util.text import needs_extra
 
-try:
+with needs_extra("keras_vit.batch", "batch"):
     import fsspec  # noqa: F401
     import pyarrow  # noqa: F401
-except ImportError as missing:
-    raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
 from keras_vit._util.checks import as_path, check_counts, given, one_of
 from keras_vit._util.files import MAX_BYTES

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_vit._util.text import install_command, printable
+from keras_vit._util.text import needs_extra, printable
 
-try:
+with needs_extra("keras_vit.batch", "batch"):
     import pyarrow as pa
     import pyarrow.parquet as pq
-except ImportError as missing:
-    raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
 from keras_vit._util import html
 from keras_vit._util.checks import check_counts

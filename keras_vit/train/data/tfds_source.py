@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_vit._util.downloads import cache_folder
 from keras_vit._util.files import count_records
-from keras_vit._util.text import error_reason, install_command, nearest
+from keras_vit._util.text import error_reason, nearest, needs_extra
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model import images
 from keras_vit.model.task import Classification
@@ -223,22 +223,18 @@ class RecordStream(Split):
         return stream.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def tfds() -> Any:
+def tfds(extra: str = "train") -> Any:
     """Import tensorflow_datasets, or raise an ImportError that says how to install it."""
-    try:
+    with needs_extra("This kind of data", extra):
         import importlib_resources  # noqa: F401  tensorflow-datasets 4.9.10 needs it without requiring it
         import tensorflow_datasets
-    except ImportError as error:
-        raise ImportError(
-            f"This kind of data needs the package tensorflow-datasets (missing: {error.name}):"
-            f" `{install_command('train')}`"
-        ) from error
     return tensorflow_datasets
 
 
 def builder_named(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
     """Find the builder of a prepared data set, such as "cifar10" or "name/config:version", or of the digits."""
-    package, data_dir = tfds(), None if data_dir is None else os.fspath(data_dir)
+    package = tfds("demo" if name == DIGITS else "train")
+    data_dir = None if data_dir is None else os.fspath(data_dir)
     if name == DIGITS:
         return _prepare_digits(data_dir)
     if not re.fullmatch(r"\w+(/[\w.+-]+)?(:[\d.*]+)?", name):
