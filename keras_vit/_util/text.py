@@ -3,8 +3,11 @@
 import contextlib
 import difflib
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+PACKAGE = "keras_vit"
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
 TIMES = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
 # TensorFlow puts these around a reason.
@@ -137,6 +140,16 @@ def scaled(number: float, base: int, units: tuple[str, ...]) -> str:
     value = number / base**power
     digits = 0 if power == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:,.{digits}f}{units[power]}"
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, with the line outside of this package that called it."""
+    level, frame, called = 1, sys._getframe(), 1
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+            called = level + 1
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=called)
 
 
 @contextlib.contextmanager

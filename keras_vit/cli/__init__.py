@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from keras_vit import __version__
-from keras_vit._util.text import printable
+from keras_vit._util.text import printable, warn
 from keras_vit.cli import batch, demo, export, options, predict, show, train
 
 __all__ = ["app", "main"]
@@ -20,7 +20,7 @@ def _read_earlier_spelling(option: str) -> str:
     if option != "accept-licence":
         return option
     text = "keras_vit: --accept-licence is now spelled --accept-license. The next version accepts only the latter."
-    warnings.warn(text, stacklevel=2)
+    warn(text)
     return "accept-license"
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import string
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,7 +15,7 @@ import numpy as np
 
 from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.files import parse_object
-from keras_vit._util.text import needs_extra
+from keras_vit._util.text import needs_extra, warn
 from keras_vit.errors import CheckpointError
 
 # The files of a tokenizer in a folder; the first of them that is there is read.
@@ -164,10 +163,7 @@ class Tokenizer:
             tokens = [*self._start, *words[:room], self.end_id]
             row[: len(tokens)] = tokens
         if num_cut:
-            warnings.warn(
-                f"keras_vit: {num_cut} of {len(given)} texts are longer than {self.length} tokens and were cut",
-                stacklevel=2,
-            )
+            warn(f"keras_vit: {num_cut} of {len(given)} texts are longer than {self.length} tokens and were cut")
         return ids
 
     def _encode(self, texts: list[str]) -> list[list[int]]:

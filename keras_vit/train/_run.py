@@ -177,7 +177,8 @@ def run(
         model, request = earlier.model, earlier.complete(request)
         teacher = earlier.teacher if teacher is None else teacher
     if recipe is None or model is None:
-        raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r:.200}, {model!r:.200}")
+        missing = " and no ".join(name for name, value in {"recipe": recipe, "model": model}.items() if value is None)
+        raise ValueError(f"Give a recipe and a model, or continue_from. Received: no {missing}")
     recipe = recipe.replace(**changes) if changes else recipe
     if request.data is None:
         raise ValueError(

@@ -9,7 +9,6 @@ import signal
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit._util.progress import print_line
+from keras_vit._util.text import warn
 from keras_vit.errors import DivergedError as DivergedError
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import strategies
@@ -426,7 +426,7 @@ def _read_best(folder: str) -> Best | None:
             raise ValueError(f"there is no {BEST_MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = str(error)[:100] or type(error).__name__
-        warnings.warn(f"{folder}/{BEST_RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=5)
+        warn(f"{folder}/{BEST_RECORD} cannot be used ({reason}): the best model is chosen anew.")
         return None
     return Best(step, metrics, f"{folder}/{BEST_MODEL}")
 

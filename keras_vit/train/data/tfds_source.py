@@ -4,7 +4,6 @@ import functools
 import io
 import os
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import tensorflow as tf
 
 from keras_vit._util.downloads import cache_folder
 from keras_vit._util.files import count_records
-from keras_vit._util.text import error_reason, nearest, needs_extra
+from keras_vit._util.text import error_reason, nearest, needs_extra, warn
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model import images
 from keras_vit.model.task import Classification
@@ -308,7 +307,7 @@ def open_prepared(builder: Any, request: DataRequest, *, memory: int = MEMORY) -
         eval_split = ALL if normalize_name(eval_split) == ALL else None
     if not (train_split or eval_split) and set(info.splits) == {TRAIN}:
         train_split, eval_split = "train[:90%]", "train[90%:]"
-        warnings.warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.", stacklevel=4)
+        warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.")
     train_split = train_split or (TRAIN if TRAIN in info.splits else None)
     eval_split = eval_split or next((name for name in EVALUATION_SPLITS if name in info.splits), None)
     if schema.task is Segmentation and not schema.class_names:
