@@ -76,7 +76,11 @@ class Preparation:
         return ((pixels - 255 * np.array(self.mean)) / (255 * np.array(self.std))).astype(np.float32)
 
     # The colour is the last axis of a NumPy array.
-    # | private fun colour(colours: IntArray, i: Int) = (colours[i / 3] shr (16 - 8 * (i % 3)) and 0xff).toFloat()
+    # | private fun colour(colours: IntArray, i: Int): Float { // transparent pixels are put on white
+    # | val opacity = colours[i / 3] ushr 24
+    # | val value = colours[i / 3] shr (16 - 8 * (i % 3)) and 0xff
+    # | return round((value * opacity + 255 * (255 - opacity)) / 255.0).toFloat()
+    # | }
 
     # | /** The size (height, width) to resize to, of which the middle is kept. */
     # | private fun sizeBeforeCut(source: List<Int>): List<Int> {

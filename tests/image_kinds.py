@@ -50,6 +50,17 @@ def jpeg_that_claims(width: int, height: int) -> bytes:
     return bytes(file)
 
 
+def on_white(image: Image.Image) -> np.ndarray:
+    """Return the pixels of an image in front of white, as Pillow puts them there."""
+    if image.mode in ("La", "RGBa"):
+        image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
+    if image.mode not in ("LA", "PA", "RGBA") and not (image.mode == "P" and "transparency" in image.info):
+        return np.asarray(image.convert("RGB"))
+    page = Image.new("RGBA", image.size, "white")
+    page.alpha_composite(image.convert("RGBA"))
+    return np.asarray(page.convert("RGB"))
+
+
 def good() -> dict[str, bytes]:
     """Return files that Pillow reads correctly."""
     image = photo()

@@ -62,7 +62,7 @@ def kinds() -> dict[str, Kind]:
     cmyk = image.convert("CMYK")
     frames: dict[str, Any] = {"save_all": True, "append_images": [photo(seed=1)]}
     high, turned = "the high byte of each value", "the photo upright"
-    opaque = "the colours, without the transparency"
+    opaque = "on white"
     sixteen = Image.fromarray(deep)
     return {
         "JPEG": Kind(encoded(image, "JPEG")),
@@ -77,7 +77,7 @@ def kinds() -> dict[str, Kind]:
         "PNG, 1 bit": Kind(encoded(image.convert("1"), "PNG"), "0 or 255"),
         "PNG, 16 bits, grey": Kind(encoded(sixteen, "PNG"), high, grey(deep >> 8)),
         "PNG, 16 bits, RGB": Kind(image_kinds.sixteen_bits(), high, coloured),
-        "PNG, RGBA": Kind(encoded(transparent, "PNG"), opaque, coloured),
+        "PNG, RGBA": Kind(encoded(transparent, "PNG"), opaque),
         "PNG, grey with alpha": Kind(encoded(transparent.convert("LA"), "PNG"), opaque),
         "PNG, palette": Kind(encoded(image.quantize(64), "PNG")),
         "PNG, palette with a transparent colour": Kind(encoded(image.quantize(64), "PNG", transparency=3), opaque),
@@ -101,7 +101,7 @@ def expected(kind: Kind) -> np.ndarray:
     if kind.expected is not None:
         return np.asarray(kind.expected)
     with Image.open(io.BytesIO(kind.file)) as image:
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        return image_kinds.on_white(ImageOps.exif_transpose(image))
 
 
 def by_path(kind: Kind) -> np.ndarray:

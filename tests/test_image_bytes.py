@@ -34,7 +34,7 @@ def graph(name: str, config: ViTConfig) -> Any:
 
 def as_pillow_reads(file: bytes, config: ViTConfig) -> np.ndarray:
     with Image.open(io.BytesIO(file)) as image:
-        pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        pixels = image_kinds.on_white(ImageOps.exif_transpose(image))
     shape = {"image_size": config.image_size, "num_channels": 3, "preprocessing": config.preprocessing}
     return preprocess.prepare(pixels, **shape)
 

@@ -82,7 +82,7 @@ def test_every_mode_of_pillow_is_read() -> None:
             expected = np.repeat(np.asarray(PHOTO.convert("L"))[..., None], 3, axis=-1)
         else:
             rgb = {"La": "LA", "RGBa": "RGBA"}.get(mode)
-            expected = np.asarray((image.convert(rgb) if rgb else image).convert("RGB"))
+            expected = image_kinds.on_white(image.convert(rgb) if rgb else image)
         np.testing.assert_array_equal(decoded(image), expected, err_msg=mode)
         assert decoded(image, 1).shape == (45, 60, 1)
 
@@ -121,7 +121,7 @@ def test_grey_in_blocks_is_tensorflows(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = np.asarray(PHOTO)
     expected = tf.image.rgb_to_grayscale(pixels)
     for block in (1000, 45 * 60):
-        monkeypatch.setattr(images, "GREY_BLOCK", block)
+        monkeypatch.setattr(images, "BLOCK", block)
         np.testing.assert_array_equal(images.to_grey(pixels), expected)
     np.testing.assert_array_equal(images.to_grey(np.stack([pixels] * 2)), tf.stack([expected] * 2))
 

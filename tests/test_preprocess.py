@@ -191,14 +191,22 @@ def test_a_batch_is_its_images_and_values_from_0_to_255_count_in_any_dtype() -> 
         np.testing.assert_array_equal(prepared(batch.astype(dtype)), want, err_msg=dtype)
 
 
-def test_grey_is_repeated_and_alpha_dropped() -> None:
+def test_grey_is_repeated_and_transparent_pixels_are_put_on_white(tmp_path: Path) -> None:
     grey, colour = pixels(channels=1), pixels(channels=3)
     want = prepared(np.repeat(grey, 3, axis=-1))
     for given in (grey, grey[..., 0], Image.fromarray(grey[..., 0])):
         np.testing.assert_array_equal(prepared(given), want)
     rgba = np.concatenate([colour, pixels(channels=1, seed=3)], axis=-1)
-    for given in (rgba, Image.fromarray(rgba)):
-        np.testing.assert_array_equal(prepared(given), prepared(colour))
+    page = Image.new("RGBA", rgba.shape[1::-1], "white")
+    page.alpha_composite(Image.fromarray(rgba))
+    white = np.asarray(page.convert("RGB"))
+    Image.fromarray(rgba).save(tmp_path / "a.png")
+    Image.fromarray(rgba).save(tmp_path / "a.webp", lossless=True, exact=True)
+    for given in (rgba, Image.fromarray(rgba), tmp_path / "a.png", tmp_path / "a.webp"):
+        np.testing.assert_array_equal(prepared(given), prepared(white))
+    np.testing.assert_allclose(prepared(rgba.astype(np.float32)), prepared(white), atol=0.5 / 127.5 + 1e-6)
+    opaque = np.concatenate([colour, np.full_like(colour[..., :1], 255)], axis=-1)
+    np.testing.assert_array_equal(prepared(opaque), prepared(colour))
 
 
 def test_a_grey_model_takes_grey_and_coloured_pictures() -> None:

@@ -14,7 +14,7 @@ const ONE = 2 ** 22; // Pillow's weights are whole numbers of this fraction
  * Decodes an image file. An EXIF mark turns the picture upright; colour profiles are ignored, as in Python.
  * @param {Blob} file
  * @param {string} name for the message where it is no image
- * @returns {Promise<ImageData>} its pixels, transparent ones over black
+ * @returns {Promise<ImageData>} its pixels, transparent ones on white
  */
 export async function decode(file, name) {
   const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none" }).catch(() => {
@@ -22,6 +22,8 @@ export async function decode(file, name) {
   });
   const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
   const context = canvas.getContext("2d", { alpha: false, willReadFrequently: true });
+  context.fillStyle = "white";
+  context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(bitmap, 0, 0);
   bitmap.close();
   return context.getImageData(0, 0, canvas.width, canvas.height);

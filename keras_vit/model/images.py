@@ -3,9 +3,10 @@
 The EXIF orientation tag is read from the APP1 segment of a JPEG. That of a PNG (eXIf) is not read.
 """
 
+import functools
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,12 @@ PIXEL_LIMITS = f"An image has 1 to {MAX_PIXELS:,} pixels and sides of at most {M
 NO_ADOBE = "A CMYK JPEG without the mark of Adobe: save it as RGB, because readers differ in its colours"
 MAX_SEGMENTS = 20_000  # of a JPEG, in which EXIF is looked for
 MAX_EXIF = 65_535  # bytes: the longest segment of a JPEG
-GREY_BLOCK = 1 << 20  # pixels converted to grey at a time: in float32 an image has four times its size
+BLOCK = 1 << 20  # pixels converted at a time: in float32 an image has four times its size
 
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_START = len(_PNG) + 25  # with the chunk IHDR
+_DEPTH_AND_TYPE, _PALETTE = 24, 3  # place of a PNG's bits and colour type; from 3 on, pixels may be transparent
 _EXIF, _ADOBE = (0xFFE1, b"Exif\0\0"), (0xFFEE, b"Adobe")  # marks and names of segments
 _PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
 _CMYK_COMPONENTS = 4
@@ -106,21 +108,57 @@ def check_image(file: Any) -> Any:
 
 
 def decode_pixels(file: Any, orientation: Any) -> Any:
-    """Decode a JPEG or PNG file and turn it upright: uint8 (height, width, 3), equal to Pillow's."""
-    pixels = tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
+    """Decode a JPEG or PNG file and turn it upright: uint8 (height, width, 3), equal to Pillow's, on white.
+
+    A single colour that a PNG without a palette declares as transparent (tRNS) stays.
+    """
+
+    def opaque() -> Any:
+        return tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
+
+    def png() -> Any:
+        depth, kind = tf.unstack(tf.io.decode_raw(tf.strings.substr(file, _DEPTH_AND_TYPE, 2), tf.uint8), num=2)
+        # Without opacity in the file, decode_png gives the largest value of that many bits.
+        whole = tf.bitwise.left_shift(1, tf.minimum(tf.cast(depth, tf.int32), 8)) - 1
+        transparent = functools.partial(tf.io.decode_png, file, channels=4)
+        return tf.cond(kind >= _PALETTE, lambda: on_white(transparent(), whole), opaque)
+
+    pixels = tf.cond(_starts_with(file, _PNG), png, opaque)
     return turn_upright(tf.ensure_shape(pixels, (None, None, 3)), orientation)
 
 
 def to_grey(image: Any) -> Any:
     """Convert uint8 (..., 3) to (..., 1) like `tf.image.rgb_to_grayscale`, with little memory."""
-    pixels = tf.reshape(image, (-1, 3))
+    return _by_blocks(tf.image.rgb_to_grayscale, image, 1)
+
+
+def on_white(image: Any, whole: Any = 255) -> Any:
+    """Put uint8 or float pixels (..., 4), the last their opacity, 0 to 255, on white: (..., 3), as Pillow does.
+
+    An image whose opacity is `whole` everywhere is opaque.
+    """
+
+    def blend(pixels: Any) -> Any:
+        opacity = tf.cast(pixels[..., 3:], tf.float32)
+        mixed = (tf.cast(pixels[..., :3], tf.float32) * opacity + 255 * (255 - opacity)) / 255
+        return tf.cast(tf.round(mixed) if pixels.dtype == tf.uint8 else mixed, pixels.dtype)
+
+    image = tf.convert_to_tensor(image)
+    is_opaque = tf.reduce_all(image[..., 3] == tf.cast(whole, image.dtype))
+    return tf.cond(is_opaque, lambda: image[..., :3], lambda: _by_blocks(blend, image, 3))
+
+
+def _by_blocks(function: Callable[[Any], Any], image: Any, channels: int) -> Any:
+    """Apply a function of pixels, (pixels, channels), that gives so many channels, to an image of any axes."""
+    pixels = tf.reshape(image, (-1, image.shape[-1]))
     count = tf.shape(pixels)[0]
-    block = tf.clip_by_value(count, 1, GREY_BLOCK)
-    blocks = tf.reshape(tf.pad(pixels, [(0, -count % block), (0, 0)]), (-1, block, 3))
-    spec = tf.TensorSpec((None, 1), image.dtype)
-    grey = tf.map_fn(tf.image.rgb_to_grayscale, blocks, fn_output_signature=spec, parallel_iterations=1)
-    grey = tf.reshape(tf.reshape(grey, (-1,))[:count], tf.concat([tf.shape(image)[:-1], [1]], axis=0))
-    return tf.ensure_shape(grey, (*image.shape[:-1], 1))
+    block = tf.clip_by_value(count, 1, BLOCK)
+    blocks = tf.reshape(tf.pad(pixels, [(0, -count % block), (0, 0)]), (-1, block, image.shape[-1]))
+    spec = tf.TensorSpec((None, channels), image.dtype)
+    changed = tf.map_fn(function, blocks, fn_output_signature=spec, parallel_iterations=1)
+    changed = tf.reshape(changed, (-1, channels))[:count]
+    shape = tf.concat([tf.shape(image)[:-1], [channels]], axis=0)
+    return tf.ensure_shape(tf.reshape(changed, shape), (*image.shape[:-1], channels))
 
 
 def turn_upright(image: Any, orientation: Any) -> Any:
@@ -263,8 +301,8 @@ def decode_with_pillow(file: bytes) -> np.ndarray:
 def pillow_pixels(image: Any) -> np.ndarray:
     """Convert a Pillow image to uint8 (height, width, 3), turned upright by its EXIF orientation.
 
-    Colours are those of TensorFlow's decoders: 16 bits give the high byte, transparency is dropped. Values of the modes
-    I and F are pixels from 0 to 255.
+    Colours are those of TensorFlow's decoders: 16 bits give the high byte. Transparent pixels are put on white. Values
+    of the modes I and F are pixels from 0 to 255.
     """
     width, height = image.size
     if not (0 < height * width <= MAX_PIXELS and max(height, width) <= MAX_SIDE):
@@ -295,8 +333,14 @@ def _in_colour(image: Any) -> np.ndarray:
     if image.mode in ("I", "F"):
         return _grey(_checked(np.asarray(image), image.mode))
     with_alpha = {"La": "LA", "RGBa": "RGBA"}.get(image.mode)  # colours multiplied by their opacity
+    is_transparent = image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or (
+        image.mode == "P" and "transparency" in image.info
+    )
     try:
-        return np.asarray((image.convert(with_alpha) if with_alpha else image).convert("RGB"))
+        image = image.convert(with_alpha) if with_alpha else image
+        if is_transparent:
+            return np.asarray(on_white(np.asarray(image.convert("RGBA"))))
+        return np.asarray(image.convert("RGB"))
     except (ValueError, KeyError) as error:
         raise ValueError(f"has mode {image.mode}, which Pillow does not convert to RGB: {error}") from None
 

@@ -21,7 +21,7 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
     """Prepare one image or several images of any sizes, as `VisionTransformer.preprocess` takes them.
 
     Returns float32 (batch, height, width, channels) in NumPy; for a symbolic tensor (in `tf.data`) a tensor of the
-    same rank. Grey images are repeated to three channels, an alpha channel is dropped.
+    same rank. Grey images are repeated to three channels; transparent pixels, by a fourth channel, are put on white.
     """
     import tensorflow as tf
 
@@ -191,13 +191,15 @@ def _check_batch(array: np.ndarray) -> np.ndarray:
 def _to_channels(image: Any, num_channels: int) -> Any:
     import tensorflow as tf
 
+    from keras_vit.model.images import on_white
+
     channels = image.shape[-1]
     if channels == num_channels:
         return image
     if channels == 1:
         return tf.repeat(image, num_channels, axis=-1)
     if channels == 4 and num_channels == 3:
-        return image[..., :3]
+        return on_white(image)
     raise ValueError(f"The model takes images of {num_channels} channels. Received: {channels} in shape {image.shape}")
 
 
