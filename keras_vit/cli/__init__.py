@@ -1,5 +1,7 @@
 """The command line, `keras-vit`."""
 
+import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -13,6 +15,8 @@ from keras_vit._util.text import printable, warn
 from keras_vit.cli import batch, demo, export, options, predict, show, train
 
 __all__ = ["app", "main"]
+
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 def _read_earlier_spelling(option: str) -> str:
@@ -72,6 +76,12 @@ def main() -> None:
         warnings.showwarning = options.show_warning
         try:
             app()
+        except SystemExit as end:
+            if end.code == INTERRUPTED:  # TensorFlow would finish what it computes
+                with contextlib.suppress(OSError):
+                    sys.stdout.flush()
+                os._exit(INTERRUPTED)
+            raise
         except Exception as error:
             if not options.is_user_error(error):
                 raise

@@ -65,6 +65,7 @@ def train(
     except KeyboardInterrupt:
         if checkpoints and steps.settle():
             save_checkpoint(state, int(state.step.numpy()), checkpoints, logger, stop)
+            print_line(f"Step {int(state.step.numpy()):,} is saved: the same command resumes the run.")
         raise
 
 
@@ -267,12 +268,12 @@ class Stop(contextlib.AbstractContextManager["Stop"]):
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Finish a block that saves a checkpoint before a second Ctrl-C ends the run; a third ends it at once."""
-        self._is_held = True
+        self._is_held, before = True, self._interrupts
         try:
             yield
         finally:
             self._is_held = False
-        if self._interrupts > 1:
+        if self._interrupts > max(before, 1):
             raise KeyboardInterrupt
 
     def _handle(self, number: int, _: FrameType | None) -> None:
