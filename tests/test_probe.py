@@ -44,24 +44,29 @@ def test_a_probe_is_an_ordinary_model_with_the_metrics_of_evaluate(tmp_path: Pat
 
 
 @pytest.mark.full
-def test_a_probe_that_was_stopped_or_killed_continues_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("end", "minutes"), [(SystemExit, 1e-9), (KeyboardInterrupt, None)])
+def test_a_probe_that_was_killed_or_stopped_by_a_second_ctrl_c_continues_bit_for_bit(
+    end: type[BaseException],
+    minutes: float | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fit(out: Path | None, model: Any = "digits") -> train.Result:
         return train.run(recipe, model=model, data=arrays(70, 20), out=out)
 
-    recipe = train.recipe("linear-probe", batch_size=32, checkpoint_minutes=1e-9)
+    recipe = train.recipe("linear-probe", batch_size=32, checkpoint_minutes=minutes)
     whole, in_thread, computed = fit(None), probe.in_thread, []
 
     def collect_two(*arguments: Any) -> Any:
         computed.append(arguments)
         if len(computed) == 2:
-            raise KeyboardInterrupt  # as a second Ctrl-C, or a kill: the checkpoint of the first batch is there
+            raise end
         return in_thread(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(probe, "in_thread", collect_two)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(end):
             fit(tmp_path)
     continued = fit(tmp_path)
     assert f"{tmp_path} continues after 32 of 90 images." in capsys.readouterr().err

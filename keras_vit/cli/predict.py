@@ -5,7 +5,6 @@ import functools
 import json
 import struct
 import sys
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from keras_vit import zoo
 from keras_vit._util.checks import given
 from keras_vit._util.files import MARK, check_regular, check_results, image_files, readable_images, replacing
 from keras_vit._util.progress import track
-from keras_vit._util.text import abbreviated, printable, text_lines
+from keras_vit._util.text import abbreviated, printable, text_lines, warn
 from keras_vit.cli import options
 
 
@@ -207,7 +206,7 @@ def visualize(
     """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
     files = image_files(images)
     if len(files) > MAX_IMAGES:
-        warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
+        warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen")
         files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
     check_results([out], inputs=files)
     found = options.find_model(model, **chosen)

@@ -32,7 +32,7 @@ from keras_vit.model import layers
 from keras_vit.model.config import ViTConfig, check_fields
 from keras_vit.model.config_groups import TextConfig
 from keras_vit.text.encoder import TextEncoder
-from keras_vit.text.tokenizer import Tokenizer, find_tokenizer
+from keras_vit.text.tokenizer import Tokenizer, find_tokenizer, import_libraries
 
 SCALES = ("logit_scale", "logit_bias")  # numbers that a pair of towers shares: fields of TextConfig, not variables
 
@@ -142,6 +142,8 @@ def _load_keras(path: Path, dtype: Any, *, allow_nonfinite: bool) -> TextEncoder
             arguments["dtype"] = dtype
         with layers.uninitialized():
             encoder = TextEncoder.from_config(arguments)
+        if any(name.endswith("/tokenizer") for name in weights.headers):
+            import_libraries()  # Keras would take the error for one of the file
         load_keras_weights(encoder, weights, allow_nonfinite=allow_nonfinite)
     return encoder
 

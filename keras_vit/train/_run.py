@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import tensorflow as tf
 from keras_vit._util import html
 from keras_vit._util.progress import counter
 from keras_vit._util.progress import print_line as print_to_stderr
+from keras_vit._util.text import warn
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -180,7 +180,8 @@ def run(
         model, request = earlier.model, earlier.complete(request)
         teacher = earlier.teacher if teacher is None else teacher
     if recipe is None or model is None:
-        raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r:.200}, {model!r:.200}")
+        missing = " and no ".join(name for name, value in {"recipe": recipe, "model": model}.items() if value is None)
+        raise ValueError(f"Give a recipe and a model, or continue_from. Received: no {missing}")
     recipe = recipe.replace(**changes) if changes else recipe
     if request.data is None:
         raise ValueError(
@@ -289,10 +290,10 @@ def _restore(checkpoints: Checkpoints, state: TrainState | Probe) -> int | None:
     if isinstance(state, Probe):
         state.forget()
         checkpoints.clear()
-        warnings.warn(f"{checkpoints.folder}: {CHANGED}: all features are computed again", stacklevel=4)
+        warn(f"{checkpoints.folder}: {CHANGED}: all features are computed again")
         return None
     if then != MISSING:
-        warnings.warn(f"{checkpoints.folder}: {CHANGED}: training goes on with the data as they are now", stacklevel=4)
+        warn(f"{checkpoints.folder}: {CHANGED}: training goes on with the data as they are now")
     return restored
 
 
