@@ -56,7 +56,7 @@ def check_results(
 def _status(path: str | os.PathLike[str]) -> os.stat_result | None:
     try:
         return Path(path).expanduser().stat()
-    except (OSError, ValueError):  # no file: a URL, a pattern
+    except (OSError, RuntimeError, ValueError):  # no file: a URL, a pattern, a text
         return None
 
 
