@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +25,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.filterwarnings("default:.*:UserWarning")
-def test_pictures_in_folders_train_a_classifier_of_them(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pictures, out, random = tmp_path / "pictures", tmp_path / "run", np.random.default_rng(0)
+def command(pictures: Path, checkpoint: Path) -> list[Any]:
+    """Write a folder of pictures, of which one is damaged; return the command that trains with it."""
+    random = np.random.default_rng(0)
     for name in ("cats", "dogs", "owls"):
         (pictures / name).mkdir(parents=True)
         for number in range(12):
@@ -36,12 +35,23 @@ def test_pictures_in_folders_train_a_classifier_of_them(
             Image.fromarray(pixels).save(pictures / name / f"{number}.jpg")
     cut = pictures / "dogs" / "5.jpg"
     cut.write_bytes(cut.read_bytes()[:200])
-    line = ["train", "finetune", "--model", checkpoint, "--data", pictures, "--image-size", 16, *QUICK, *ALL_READ]
+    return ["train", "finetune", "--model", checkpoint, "--data", pictures, "--image-size", 16, *QUICK, *ALL_READ]
+
+
+@pytest.mark.filterwarnings("default:.*:UserWarning")
+def test_pictures_in_folders_train_a_classifier_of_them(tmp_path: Path, checkpoint: Path) -> None:
+    line, out = command(tmp_path / "pictures", checkpoint), tmp_path / "run"
     printed = run(*line, "--out", out)
     assert f"{out}/model.keras after 5 steps: accuracy" in printed
     assert "because they cannot be read: 1" in printed
-    assert json.loads(run("evaluate", out / "model.keras", "--data", pictures, "--json"))["count"] > 0
-    assert "dogs/5.jpg" in fails(monkeypatch, *line, "--out", tmp_path / "other", "--on-bad-image", "fail")
+    assert json.loads(run("evaluate", out / "model.keras", "--data", tmp_path / "pictures", "--json"))["count"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("default:.*:UserWarning")
+def test_a_bad_picture_ends_the_run_if_asked(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = command(tmp_path / "pictures", checkpoint)
+    assert "dogs/5.jpg" in fails(monkeypatch, *line, "--out", tmp_path / "run", "--on-bad-image", "fail")
 
 
 @pytest.mark.full

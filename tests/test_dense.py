@@ -229,6 +229,15 @@ def test_wrong_arguments_are_named() -> None:
         ("max_depth", dense.depth, (model,), {"head": "linear", "max_depth": -1}),
         ("backbone", dense.segmenter, ("ViT-B/16", 3), {}),
         ("labels must name", dense.segmenter, (model, 3), {"labels": ["one"]}),
+        ("all strings. Received: 5", dense.segmenter, (model, 3), {"labels": 5}),
+        *(
+            ("all strings. Received", dense.segmenter, (model, 2), {"labels": [name, "b"]})
+            for name in (1, None, b"a", 0.5)
+        ),
+        ("valid Unicode", dense.segmenter, (model, 2), {"labels": ["\ud800", "b"]}),
+        (r"labels\[1\] must be text. Received: 2", dense.MapConfig, (), {"labels": ["a", 2], "num_classes": 2}),
+        (r"labels\[0\] must be text. Received: 1", model.config.replace, (), {"labels": [1, 2]}),
+        ("features needs at least one image", model.feature_maps, (images[:0],), {}),
         ("at least one image", dense.segmenter(model, 3).predict_maps, ([],), {}),
         ("blocks must be", model.feature_maps, (images,), {"blocks": [99]}),
         ("blocks must be", model.feature_maps, (images,), {"blocks": -1}),

@@ -52,10 +52,14 @@ def test_the_counts_are_those_of_scikit_learn_and_of_evaluate() -> None:
     assert len(worst) == (found.labels != found.predicted).sum()
     shares = [row["probability_of_class"] for row in worst]
     assert shares == sorted(shares) and shares[0] < 1e-3 < worst[0]["probability"]
+    assert found.mistakes(0) == [] and found.mistakes(2) == worst[:2]
+    for wrong in (-1, 1.5, "2", True):
+        with pytest.raises(ValueError, match="most must be an integer >= 0, or None. Received: "):
+            found.mistakes(wrong)  # type: ignore[arg-type]
 
 
 def test_the_page_shows_the_worst_mistakes_and_no_name_is_markup(tmp_path: Path) -> None:
-    names = [HOSTILE, *"123456789"]
+    names = [HOSTILE, "=1+1", "@SUM(A1)", *"3456789"]
     model, data = zoo.load("digits", labels=tuple(names)), digits.load()
     wrong = (data.test_labels[:50] + (np.arange(50) % 2 == 0)) % 10
     arrays = {"evaluation": (data.test_images[:50], wrong), "class_names": names}
@@ -72,7 +76,7 @@ def test_the_page_shows_the_worst_mistakes_and_no_name_is_markup(tmp_path: Path)
     np.testing.assert_allclose(shown, data.test_images[found.images.index(first)], atol=8)  # perhaps as JPEG
     assert json.loads(results.read_text())["accuracy"] == found.accuracy
     rows = list(csv.DictReader(io.StringIO(table.read_text())))
-    assert len(rows) == 50
+    assert len(rows) == 50 and {"'=1+1", "'@SUM(A1)"} <= {row["class"] for row in rows}
     assert sum(row["class"] == row["predicted"] for row in rows) / 50 == found.accuracy
 
 

@@ -269,6 +269,13 @@ def test_the_formats_own_code_would_compute_the_same(tmp_path: Path) -> None:
         assert reference.distance(again(images), np.asarray(model(images))) <= 1e-6, (name, target)
 
 
+def test_a_class_token_in_a_format_without_its_position_row_has_it_added(tmp_path: Path) -> None:
+    own = values(model := built())
+    with np.load(converters.save(model, tmp_path / "out.npz", format="big_vision")) as file:
+        assert np.array_equal(file["params/cls"], own["prefix/cls"] + own["position/embedding"][:, :1])
+        assert np.array_equal(file["params/pos_embedding"], own["position/embedding"][:, 1:])
+
+
 def test_a_class_token_without_a_position_row_has_an_empty_one_for_transformers(tmp_path: Path) -> None:
     model = built(position_prefix=False, num_classes=0)
     path = converters.save(model, tmp_path / "out", format="huggingface")

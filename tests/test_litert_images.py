@@ -120,7 +120,7 @@ def test_the_centre_is_cut_out_where_preprocess_cuts_it(tmp_path: Path) -> None:
         ((640, 480), (384, 384), 1.0, "nearest"),
         ((33, 1000), (48, 64), 0.9, "down"),
         ((7, 7), (9, 8), 0.5, "nearest"),
-        ((97, 131), (32, 31), 0.75, "half_even"),
+        ((97, 131), (32, 31), 0.74, "half_even"),  # 11 rows too many: 6 above, and 5 without half_even
     ):
         preprocessing = Preprocessing(resize="crop", crop_fraction=fraction, crop_rounding=rounding)
         config = tiny(image_size=target, patch_size=1, preprocessing=preprocessing)

@@ -14,7 +14,7 @@ import pytest
 from keras_vit import dense, digits, export, zoo
 from keras_vit._util import files
 from keras_vit.export import modes, samples
-from keras_vit.export.calibration import add_enlarged_crops
+from keras_vit.export.calibration import FileGraph, add_enlarged_crops
 from keras_vit.export.litert.builder import Builder, schema
 from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import INT4, INT8, Operators, RoundedDense, Storage
@@ -273,6 +273,18 @@ def test_calibration_images_make_dynamic_files_more_exact(digit_files, tmp_path)
         build_file(model, Options(storage=mode, rounded=rounded)).write(path)
         figures.append(sqnr(results(path, images), model.predict_on_batch(images)))
     assert figures[1] > figures[0] + 2  # dB; measured 4
+
+
+def test_the_bias_makes_up_for_the_mean_error_of_a_rounded_kernel(tiny_file):
+    source, images = tiny_file
+    rounded = round_dense(source, modes.load_mode("dynamic"), images, Tokens(total=17, final=1))["embedding"]
+    graph = FileGraph.read(np.fromfile(source, np.uint8))
+    [layer] = [operator for operator in graph.operators if graph.name(operator) == "embedding"]
+    patches = images.reshape(-1, 4, 8, 4, 8, 3).swapaxes(2, 3).reshape(-1, 192)
+    mean, kernel, bias = patches.mean(axis=0), graph.kernel(layer), graph.bias(layer)
+    error = kernel @ mean - rounded.kernel.floats() @ mean
+    assert np.abs(error).max() > 1e-4
+    np.testing.assert_allclose(rounded.bias - bias, error, atol=1e-6)
 
 
 def test_bad_images_and_rules_are_refused_before_any_file(tiny_file, tmp_path, monkeypatch):

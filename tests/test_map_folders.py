@@ -20,6 +20,7 @@ from keras_vit.train.data.pipeline import ModelInput, evaluation_batches, traini
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Order
 from marks import full_except
+from photo_folder import ORIENTATION
 from refusals import unrefused
 
 INPUT = ModelInput((24, 24), 3, Preprocessing(mean=(0,), std=(1 / 255,)))
@@ -103,8 +104,16 @@ def test_classes_without_names_are_counted(tmp_path: Path) -> None:
     folder = map_folders.make(tmp_path, count=2)
     (folder / "classes.txt").unlink()
     assert open_data(folder).class_names == ("0", "1")
-    for text, message in (("\n", "an empty file"), ("a\na\n", "Received: a, a")):
-        (folder / "classes.txt").write_text(text)
+    odd = ("a\u2028b", "c\fd\x1ce")
+    (folder / "classes.txt").write_text("\r\n".join(odd) + "\n\n", encoding="utf-8-sig", newline="")
+    assert open_data(folder).class_names == odd
+    for text, message in (
+        (b"\n", "an empty file"),
+        (b"a\na\n", "Received: a, a"),
+        (b"\na\nb\n", "from the first.*Received: an empty line, a, b"),  # dropped, it would shift all numbers
+        (b"a\n\xe9t\xe9\n", "classes.txt must be saved as UTF-8. Received: other bytes in line 2"),
+    ):
+        (folder / "classes.txt").write_bytes(text)
         with pytest.raises(ValueError, match=message):
             open_data(folder)
     (folder / "train/depth").mkdir()
@@ -130,6 +139,18 @@ def test_masks_of_any_number_of_bits_are_numbers_and_others_refused(tmp_path: Pa
             read(png(np.zeros((2, 2), dtype), path))
         with pytest.raises(ValueError, match="cannot be decoded as PNG"):
             read(b"\x89PNG\r\n\x1a\nbroken")
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6  # the image beside it is turned by its own
+    with pytest.raises(ValueError, match="upright, without an EXIF orientation. Received: orientation 6"):
+        read_mask(png(values, path, exif=exif))
+
+
+def test_distances_are_numbers() -> None:
+    for wrong in (np.inf, -np.inf, 1e300, -1.0):
+        file = io.BytesIO()
+        np.save(file, np.array([[1.0, wrong], [np.nan, 2.0]]))
+        with pytest.raises(ValueError, match="Received: negative or infinite ones"):
+            read_depth(file.getvalue())
 
 
 @pytest.mark.parametrize("crop", full_except(["inception"], ["inception", "random", "resize"]))

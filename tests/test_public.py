@@ -144,7 +144,11 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 SHOWN = [public for public in PUBLIC if PROMPT in public.docstring]
-SLOW = {f"keras_vit.{name}" for name in ("batch.embed", "dense.load", "export.saved_model", "train.run")}
+SLOW_NAMES = """
+batch.embed dense.load export.saved_model export.tflite train.Examination train.few_shot train.run visualize.report
+zoo.zero_shot_head
+"""
+SLOW = {f"keras_vit.{name}" for name in SLOW_NAMES.split()}
 
 
 def assert_examples_run(chosen: list[PublicName]) -> None:

@@ -58,6 +58,13 @@ def png(number: int) -> bytes:
     return image_kinds.encoded(image_kinds.Image.fromarray(digits.load().test_images[number, ..., 0]), "PNG")
 
 
+def test_a_score_is_never_above_one() -> None:
+    row = np.float32([[0.9, 0.1, 0.8]])
+    rows = row * RANDOM.uniform(0.1, 9, (500, 1)).astype("f4")
+    scores = [match.score for match in batch.search(rows, row, top=500)[0]]
+    assert max(scores) == 1 and min(scores) > 0.999
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with photos, one of which is damaged, and with their embeddings."""
@@ -101,7 +108,8 @@ def test_the_contact_sheet_shows_each_image_or_why_it_cannot(tmp_path: Path) -> 
     (photos / "0.png").unlink()
     (photos / "1.png").write_bytes(b"no image")
     (photos / "2.png").write_bytes(image_kinds.png(60_000, 60_000, 8, 2, b"\0"))  # would be 10 GB of pixels
-    run("search", tmp_path / "vectors", photos / "3.png", "--out", sheet)
+    with pytest.warns(UserWarning, match="images were added, removed or changed since"):
+        run("search", tmp_path / "vectors", photos / "3.png", "--out", sheet)
     page = Document(sheet.read_text(encoding="utf-8"))
     shown = page.all("img")
     assert len(shown) == 4 and all(picture["src"].startswith("data:image/") for picture in shown)

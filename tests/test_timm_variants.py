@@ -145,13 +145,14 @@ def test_a_norm_behind_the_pooling_does_not_tell_the_pooling(tmp_path: Path) -> 
     assert distance(model(prepared(model.config)), OUTPUTS["mean_beside_a_class_token"]) < cases.TOLERANCE
 
 
+@pytest.mark.parametrize("part", [slice(None, None, 3), pytest.param(slice(None), marks=pytest.mark.full, id="all")])
 @pytest.mark.parametrize(
     ("format", "refused"), [("timm", cases.REFUSED_BY_TIMM), ("huggingface", cases.REFUSED_BY_TRANSFORMERS)]
 )
 def test_what_another_package_cannot_be_is_not_written_for_it(
-    tmp_path: Path, format: str, refused: dict[str, str]
+    tmp_path: Path, format: str, refused: dict[str, str], part: slice
 ) -> None:
-    for name, said in refused.items():
+    for name, said in [*refused.items()][part]:
         with pytest.raises(CheckpointError, match=said):
             converters.save(built(**{**cases.ERF, **cases.OURS[name]}), tmp_path / "ours", format=format)
     assert not list(tmp_path.iterdir())

@@ -314,7 +314,7 @@ def test_wrong_classes_and_models_get_one_clear_error() -> None:
         *(({"classes": value}, "none of them empty") for value in (["a", " "], "cat", ["a", 1])),
         ({"classes": ["a", "b", "a"]}, "different names. Received 'a' twice"),
         ({"classes": ["a"]}, "softmax of one class is always 1"),
-        *(({"templates": value}, "in place of a name") for value in ([], ["a photo"], [1])),
+        *(({"templates": value}, "in place of a name") for value in ([], ["a photo"], [1], 5)),
         ({"name_or_path": "ViT-B/16"}, "ViT-B/16 has no text tower. Models that have one"),
         ({"name_or_path": "nothing.npz"}, "nothing.npz"),
         ({"weights": "openai"}, "Received: weights='openai'"),
@@ -360,11 +360,13 @@ def test_predict_classifies_by_a_file_of_words(photos: Path, tmp_path: Path) -> 
 
 
 def test_wrong_lines_are_told(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    photo = photos / "photos"
+    photo, latin = photos / "photos", tmp_path / "latin.txt"
+    latin.write_bytes("cat\nété\n".encode("latin-1"))
     for line, told in {
         ("--classes", "a,,b"): "none of them empty",
         ("--classes", "a,a"): "Received 'a' twice",
         ("--classes", "nothing.txt"): "nothing.txt",
+        ("--classes", str(latin)): "latin.txt must be saved as UTF-8. Received: other bytes in line 2",
         ("--classes", "a,b", "--template", "a photo"): "in place of a name",
         ("--template", "a {}"): "--template is for --classes",
     }.items():

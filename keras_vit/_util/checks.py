@@ -53,6 +53,7 @@ class Rule:
             is_optional=NoneType in members,
             interval=next((rule.interval for rule in rules if rule.interval), None),
             choices=tuple(choice for rule in rules for choice in rule.choices),
+            item=next((rule.item for rule in rules if rule.item), None),
         )
 
     @classmethod
@@ -200,6 +201,15 @@ def as_python(value: Any) -> Any:
     return tuple(as_python(item) for item in value) if isinstance(value, list | tuple) else value
 
 
+def json_able(value: Any) -> Any:
+    """Replace numbers that JSON does not have, NaN and infinity, by None in dictionaries and lists of any depth."""
+    if isinstance(value, Mapping):
+        return {name: json_able(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_able(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def check_depth(value: Any, where: str) -> Any:
     """Raise a ValueError if a value read from TOML or JSON is nested too deeply, else return it."""
     inner = [value]
@@ -254,6 +264,11 @@ def as_path(value: Any, name: str) -> str:
             if error.errno == errno.ENAMETOOLONG:
                 raise ValueError(f"{name} must be a path: it is too long. Received: {path!r:.200}") from None
     return path
+
+
+def as_list(value: Any) -> list[Any]:
+    """Put a value that is no list into one."""
+    return value if isinstance(value, list) else [value]
 
 
 def given(**arguments: Any) -> dict[str, Any]:

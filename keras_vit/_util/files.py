@@ -3,10 +3,12 @@
 import contextlib
 import errno
 import glob
+import hashlib
 import itertools
 import json
 import os
 import secrets
+import stat
 import struct
 import tempfile
 import tomllib
@@ -257,6 +259,24 @@ def check_regular(path: Path) -> None:
 def _check_size(name: str, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         raise ValueError(f"{name!r} has {size:,} bytes or more. An image file has at most {max_bytes:,}")
+
+
+def hash_files(names: Iterable[str], base: Path = Path()) -> str:
+    """Hash the names, sizes, times and inodes of files, which tells whether they are the same as in an earlier run.
+
+    Copied files are others: the times include that of the last change, which no program can set. The inode tells files
+    of one size that were written in the same instant and changed places. Of URLs only the names count.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for name in names:
+        digest.update(b"\0" + os.fsencode(name))
+        try:
+            facts = None if "://" in name else (base / name).stat()
+        except (OSError, ValueError):  # there is no such file
+            facts = None
+        if facts is not None and stat.S_ISREG(facts.st_mode):
+            digest.update(f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}".encode())
+    return digest.hexdigest()
 
 
 HEAD, TAIL = 12, 4  # bytes before a record (its length, and a checksum) and after it (a checksum)

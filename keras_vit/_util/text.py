@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FrameType
 
 PACKAGE = "keras_vit"
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
@@ -101,6 +102,23 @@ def abbreviated(names: Sequence[str], count: int = 5) -> str:
     return escaped(text)
 
 
+def text_lines(data: bytes, name: str) -> list[str]:
+    """Split a text file in UTF-8 into its lines, without space around them, nor empty lines at the end.
+
+    `str.splitlines` also splits at form feeds, U+2028 and others, which a name of a class may have.
+
+    Raises:
+        ValueError: the file, of this name, is in another encoding.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{name} must be saved as UTF-8. Received: other bytes in line {line}") from None
+    lines = [line.strip() for line in re.split(r"\r\n|\r|\n", text.rstrip())]
+    return lines if text.strip() else []
+
+
 def error_reason(text: str) -> str:
     """Shorten a message of TensorFlow to its first line, without the names of functions and operations."""
     lines = (line.strip() for line in GRAPH_NAMES.sub("", text).splitlines())
@@ -144,7 +162,8 @@ def scaled(number: float, base: int, units: tuple[str, ...]) -> str:
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn, with the line outside of this package that called it."""
-    level, frame, called = 1, sys._getframe(), 1
+    level, called = 1, 1
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
             called = level + 1

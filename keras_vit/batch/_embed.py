@@ -4,7 +4,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_vit._util.text import needs_extra
+from keras_vit._util.text import needs_extra, warn
 
 with needs_extra("keras_vit.batch", "batch"):
     import fsspec  # noqa: F401
@@ -23,7 +23,7 @@ from keras_vit._util.files import MAX_BYTES
 from keras_vit._util.progress import counter
 from keras_vit.batch import compute
 from keras_vit.batch.compute import WHAT
-from keras_vit.batch.folder import EmbedResult, open_folder
+from keras_vit.batch.folder import RECORD, EmbedResult, Folder, open_folder
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.images import CHANNELS
@@ -36,7 +36,7 @@ AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
 
 def embed(
     model: VisionTransformer | DenseModel | str | os.PathLike[str],
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     to: str | os.PathLike[str],
     what: str = "embeddings",
@@ -55,13 +55,14 @@ def embed(
 
     Each image is one row: its path, the values (or null) and an error (or null). Pixels are those of
     `model.preprocess(path)`. Memory does not grow with the number of images. A run that was stopped is continued by the
-    same call: each file is written whole or not at all, and finished files are kept.
+    same call: each file is written whole or not at all, and finished files are kept, unless one of their images is not
+    as it was: by size and time, except of URLs. A warning says which are computed again.
 
     Args:
         model: the model, or a name, path or URL as for `keras-vit predict`.
         source: a folder (with its sub-folders), a pattern such as "photos/*.jpg", a .txt or .parquet file of paths or
             URLs, a folder or pattern of such URLs, or files of records (.tfrecord, .array_record). fsspec opens URLs,
-            such as gs:// and s3://. A record is an image file, or a tf.train.Example with one.
+            such as gs:// and s3://. A record is an image file, or a tf.train.Example with one. Or a list of these.
         to: the output folder, created if it does not exist. The list of images is written there first.
         what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities",
             "classes" (the best one: label_id, label, probability), or "patches" (the last block's, as
@@ -82,7 +83,8 @@ def embed(
         The folder, and the numbers of rows and of errors in all files that are finished.
 
     Raises:
-        ValueError: an argument is wrong, or the folder has the files of another run.
+        ValueError: an argument is wrong, the folder has the files of another run, or the run is finished and the source
+            has other images now.
         FileNotFoundError: there is no image.
         ImportError: a package is missing.
 
@@ -102,12 +104,13 @@ def embed(
     one_of("engine", engine, ("local", "ray"))
     check_counts(batch_size=batch_size, rows_per_file=rows_per_file, max_bytes=max_bytes)
     first, count = _parse_shard(shard)
-    name, target = _check_paths(source, to)
+    names, target = _check_paths(source, to)
+    is_new = not (target / RECORD).exists()
     if engine == "ray":
         compute.import_ray()
     loaded, origin = _load_model(model, what, origin)
     facts = {
-        "source": _absolute(name),
+        "source": _absolute(names[0]) if len(names) == 1 else list(map(_absolute, names)),
         "what": what,
         "output_dtype": output_dtype,
         "weights": fingerprint(loaded),
@@ -118,7 +121,10 @@ def embed(
     state = {"working_folder": str(Path.cwd()), "dtype": _best_dtype(loaded)}
     folder = replace(open_folder(target, facts, state, origin), max_bytes=max_bytes)
     settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
-    if numbers := folder.unfinished(first, count, retry_errors=retry_errors):
+    numbers = folder.unfinished(first, count, retry_errors=retry_errors)
+    if not is_new:
+        numbers = _check_images(folder, numbers, folder.stale(first, count))
+    if numbers:
         if engine == "ray":
             computed = compute.run_on_ray(loaded, settings, folder, numbers)
         else:
@@ -140,15 +146,31 @@ def _parse_shard(shard: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _check_paths(source: Any, to: Any) -> tuple[str, Path]:
-    """Check the paths of the source, and of the output folder, which must be on this machine."""
-    name, target = as_path(source, "source"), as_path(to, "to")
-    for argument, value in (("source", name), ("to", target)):
+def _check_paths(source: Any, to: Any) -> tuple[list[str], Path]:
+    """Check the paths of the sources, and of the output folder, which must be on this machine."""
+    sources = list(source) if isinstance(source, list | tuple) else [source]
+    names, target = [as_path(each, "source") for each in sources], as_path(to, "to")
+    if not names:
+        raise ValueError(f"source must be a path or a list of paths. Received: {source!r:.200}")
+    for argument, value in (*(("source", name) for name in names), ("to", target)):
         if not value.strip():
             raise ValueError(f'{argument} must be a path; "." is the current folder. Received: {value!r:.200}')
     if re.match(r"[a-z][a-z0-9+.-]+:/", target):
         raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {target!r:.200}")
-    return name, Path(target).absolute()
+    return names, Path(target).absolute()
+
+
+def _check_images(folder: Folder, unfinished: list[int], stale: list[int]) -> list[int]:
+    """Return the files to compute, by number; say which are stale, and raise a ValueError if only the list is."""
+    if not folder.is_current():
+        reason = f"{folder.path} lists {folder.record['images']:,} images, and there are others now"
+        if not unfinished:
+            raise ValueError(f"{reason}. Its run is finished: choose a new folder")
+        warn(f"{reason}. Its run goes on with the images of the list")
+    if stale:
+        example = f"{len(stale):,}, such as {folder.file(stale[0]).name}"
+        warn(f"{folder.path}: files whose images have changed are computed again: {example}")
+    return sorted({*unfinished, *stale})
 
 
 def _load_model(

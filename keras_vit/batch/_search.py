@@ -68,14 +68,16 @@ def search(vectors: str | os.PathLike[str] | np.ndarray, queries: Any, *, top: i
         [1, 2]
     """
     check_counts(top=top)
-    wanted = np.atleast_2d(np.asarray(queries, np.float32))
-    if wanted.ndim != 2 or not wanted.size:
-        raise ValueError(f"queries must be numbers (queries, width). Received: shape {np.shape(queries)}")
+    wanted = np.atleast_2d(queries)
+    if wanted.ndim != 2 or not wanted.size or wanted.dtype.kind in "cO" or np.ma.isMaskedArray(queries):
+        kind = f"{type(queries).__name__}, {wanted.dtype} of shape {wanted.shape}"
+        raise ValueError(f"queries must be numbers (queries, width), real and without a mask. Received: {kind}")
+    wanted = wanted.astype(np.float32)
     wanted = wanted / _lengths(wanted, range(len(wanted)), "query")[:, None]
     found: list[list[Match]] = [[] for _ in wanted]
     for rows, numbers, paths in _blocks(vectors, wanted.shape):
         lengths = _lengths(rows, numbers, "row")  # before the product, in which infinity makes some processors warn
-        scores = wanted @ rows.T / lengths
+        scores = np.clip(wanted @ rows.T / lengths, -1, 1)  # rounded, a cosine may be 1.0000002
         for best, query_scores in zip(found, scores, strict=True):
             better = np.flatnonzero(query_scores > (best[-1].score if len(best) == top else -np.inf))
             for place in better[np.argsort(-query_scores[better], kind="stable")[:top]].tolist():
@@ -103,8 +105,9 @@ def _blocks(vectors: Any, shape: tuple[int, ...]) -> Iterator[_Block]:
         yield from _folder_blocks(path, shape[1], size)
         return
     array = np.asarray(vectors) if path is None else _map_npy(path)
-    if array.ndim != 2 or array.dtype.kind != "f":
-        raise ValueError(f"vectors must be floats (rows, width). Received: {array.dtype} of shape {array.shape}")
+    if array.ndim != 2 or array.dtype.kind != "f" or np.ma.isMaskedArray(vectors):
+        kind = f"{type(vectors).__name__}, {array.dtype} of shape {array.shape}"
+        raise ValueError(f"vectors must be floats (rows, width) without a mask. Received: {kind}")
     _check_width(array.shape[1], shape[1])
     for first in range(0, len(array), size):
         # With a new memory map for each block, the file never counts as memory of the process.

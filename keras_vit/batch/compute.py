@@ -19,12 +19,12 @@ import tensorflow as tf
 
 from keras_vit._util.files import replacing
 from keras_vit._util.text import escaped, needs_extra
-from keras_vit.batch.folder import Folder
+from keras_vit.batch.folder import INPUTS, Folder
 from keras_vit.batch.images import Item
 from keras_vit.errors import DownloadError
 from keras_vit.export import server
 from keras_vit.model import preprocess
-from keras_vit.model.classify import IMAGE_ERRORS, unit_length
+from keras_vit.model.classify import IMAGE_ERRORS, find_broken, unit_length
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -46,6 +46,7 @@ class Batch(NamedTuple):
     """Images that are ready for the model, of one output file."""
 
     number: int  # of the file
+    inputs: str  # see `Folder.hash_inputs`
     names: list[str]
     images: np.ndarray  # float32 (batch_size, height, width, channels), also in the place of bad images
     errors: list[str | None]
@@ -83,9 +84,10 @@ class Worker:
 
     def run(self, folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
         """Write output files; yield the number of images in each batch."""
-        for number, batches in itertools.groupby(self._batches(folder, numbers), lambda batch: batch.number):
+        for (number, inputs), batches in itertools.groupby(self._batches(folder, numbers), lambda batch: batch[:2]):
             tables: list[pa.Table] = []
-            with replacing(folder.file(number)) as file, pq.ParquetWriter(file, self._schema) as writer:
+            schema = self._schema.with_metadata({INPUTS: inputs})
+            with replacing(folder.file(number)) as file, pq.ParquetWriter(file, schema) as writer:
                 for batch in batches:
                     tables.append(self._rows(batch))
                     if sum(table.nbytes for table in tables) > GROUP_BYTES:
@@ -100,15 +102,15 @@ class Worker:
         waiting: deque[Future[Batch]] = deque()
         with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(READERS) as readers:
             for number in numbers:
-                items, group = folder.items(number), None
+                inputs, items, group = folder.hash_inputs(number), folder.items(number), None
                 while group or group is None:  # one batch at least, so that each file is written
                     group = list(itertools.islice(items, self._batch_size))
-                    waiting.append(pool.submit(self._prepare, number, group, readers))
+                    waiting.append(pool.submit(self._prepare, number, inputs, group, readers))
                     if len(waiting) > threads:
                         yield waiting.popleft().result()
             yield from (future.result() for future in waiting)
 
-    def _prepare(self, number: int, items: list[Item], readers: ThreadPoolExecutor) -> Batch:
+    def _prepare(self, number: int, inputs: str, items: list[Item], readers: ThreadPoolExecutor) -> Batch:
         files = list(readers.map(_read_item, items))
         lost = [error for _, error in files if isinstance(error, OSError) and not isinstance(error, FileNotFoundError)]
         if len(lost) == self._batch_size:  # no damaged images, but a network or permissions
@@ -128,7 +130,7 @@ class Worker:
                 errors[place] = escaped(str(error))
         if any(errors):
             _return_freed_memory()
-        return Batch(number, [escaped(name) for name, _ in items], images, errors)
+        return Batch(number, inputs, [escaped(name) for name, _ in items], images, errors)
 
     def _pixels(self, files: list[bytes]) -> list[np.ndarray | None]:
         """Decode files in the model's size; None for bad files, and other formats than JPEG and PNG."""
@@ -137,13 +139,13 @@ class Worker:
         except tf.errors.OpError:  # in any of them
             return [None] if len(files) == 1 else [self._pixels([file])[0] for file in files]
 
+    @np.errstate(over="ignore", invalid="ignore")  # what is not finite is the error of its row
     def _rows(self, batch: Batch) -> pa.Table:
         """Compute the rows of a batch, with a path, values or None, and an error or None."""
         outputs = self._call(batch.images).numpy()[: len(batch.names)]
-        with np.errstate(over="ignore"):  # it becomes an error below
-            values = self._finish(outputs).astype(self._dtype)
+        values = self._finish(outputs).astype(self._dtype)
         errors = list(batch.errors)
-        for place in np.flatnonzero(~np.isfinite(values).all(axis=1)):
+        for place in np.flatnonzero(find_broken(values, are_logits=self._what == "classes")):
             errors[place] = errors[place] or f"The model's output is not finite in {self._dtype}"
         if self._what == "classes":
             best = self._model.decode_predictions(outputs, top=1) if errors else []

@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from keras_vit._util.checks import given
-from keras_vit._util.files import MAX_BYTES, replacing
+from keras_vit._util.checks import as_list, given
+from keras_vit._util.files import MAX_BYTES, hash_files, replacing
 from keras_vit._util.text import error_reason
 from keras_vit.batch import images
 
 # Readers of Parquet folders leave out names with an underscore.
 RECORD = "_run.json"
 LISTING = "_images.parquet"
+INPUTS = b"keras_vit.inputs"  # in an output file's schema: the `hash_files` of its images, from before they were read
 
 
 class EmbedResult(NamedTuple):
@@ -48,11 +49,35 @@ class Folder:
         """Path of an output file."""
         return self.path / f"part-{number:05}-of-{self.record['files']:05}.parquet"
 
+    def names(self, number: int) -> list[str]:
+        """List the images of an output file."""
+        with pq.ParquetFile(self.path / LISTING) as listing:
+            return list(map(os.fsdecode, listing.read_row_group(number)["path"].to_pylist()))
+
     def items(self, number: int) -> Iterator[images.Item]:
         """Yield the images of an output file."""
-        with pq.ParquetFile(self.path / LISTING) as listing:
-            names = listing.read_row_group(number)["path"].to_pylist()
-        return images.open_items(list(map(os.fsdecode, names)), Path(self.record["working_folder"]), self.max_bytes)
+        return images.open_items(self.names(number), Path(self.record["working_folder"]), self.max_bytes)
+
+    def hash_inputs(self, number: int) -> str:
+        """Hash the names, sizes and times of the images of an output file."""
+        return hash_files(self.names(number), Path(self.record["working_folder"]))
+
+    def stale(self, first: int = 0, step: int = 1) -> list[int]:
+        """List the finished files, from `first` each `step`-th, some of whose images are not as they were, by number.
+
+        Files of earlier versions do not say how their images were.
+        """
+        numbers = (number for number in range(first, self.record["files"], step) if self.file(number).exists())
+        known = ((number, (pq.read_schema(self.file(number)).metadata or {}).get(INPUTS)) for number in numbers)
+        return [number for number, then in known if then not in (None, self.hash_inputs(number).encode())]
+
+    def is_current(self) -> bool:
+        """Check that the source has the images of the list, in its order. A source of URLs is not listed again."""
+        sources = self.record["source"]
+        if any("://" in source for source in as_list(sources)):
+            return True
+        listed = itertools.chain.from_iterable(map(self.names, range(self.record["files"])))
+        return all(found == name for found, name in itertools.zip_longest(images.find(sources), listed))
 
     def read(self, name: str) -> bytes:
         """Read the image file of a row, from its path. Errors are those of the row, or of a network."""
@@ -112,7 +137,7 @@ def open_folder(
                 if is_new:
                     shutil.rmtree(path, ignore_errors=True)
                 raise
-    record = _read_record(path, {**first, **facts})
+    record = _read_record(path, {name: value for name, value in {**first, **facts}.items() if name != "source"})
     changed = [name for name in facts if record.get(name) != facts[name]]
     if lines := [f"{name} was {record.get(name)!r:.200} and is now {facts[name]!r:.200}" for name in changed]:
         raise ValueError(f"{path} has another run: {'; '.join(lines)}. Choose a new folder")
@@ -144,6 +169,8 @@ def _read_record(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in {**expected, "files": 1, "images": 0, "records": 0}.items():
             if type(record[name]) is not type(value):
                 raise ValueError(f"{name} is {str(record[name])[:200]!r}")
+        if not all(isinstance(source, str) for source in as_list(record["source"])):
+            raise ValueError(f"source is {str(record['source'])[:200]!r}")
         listing = pq.read_metadata(path / LISTING)
         found = (listing.schema.names, listing.num_row_groups, listing.num_rows)
         if (wanted := (["path"], record["files"], record["images"] + record["records"])) != found:
@@ -154,7 +181,7 @@ def _read_record(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
     return dict(record)
 
 
-def _write_listing(path: Path, source: str, rows: int) -> dict[str, int]:
+def _write_listing(path: Path, source: str | list[str], rows: int) -> dict[str, int]:
     """Write the list of images, a row group for each output file; return the numbers in it."""
     counts = {"files": 0, "images": 0, "records": 0}
     schema = pa.schema({"path": pa.binary()})  # names of files may have bytes that are not valid UTF-8

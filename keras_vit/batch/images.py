@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import re
 import socket
 import time
@@ -16,6 +17,7 @@ import tensorflow as tf
 from fsspec.implementations.local import LocalFileSystem
 
 from keras_vit._util import files
+from keras_vit._util.checks import as_list
 from keras_vit._util.files import MAX_BYTES, check_regular, count_records, read_file, read_limited
 from keras_vit._util.text import error_reason, needs_extra
 from keras_vit.errors import DownloadError
@@ -33,10 +35,10 @@ PAUSE = 1.0  # seconds; doubled before each later attempt
 Item = tuple[str, Callable[[], bytes]]  # the name of an image in its row, and the function that reads its file
 
 
-def find(source: str) -> Iterator[str]:
+def find(sources: str | list[str]) -> Iterator[str]:
     """Yield the paths and URLs of images and files of records; an ImportError names a missing package."""
     kinds: set[str] = set()
-    for name in _find(source):
+    for name in itertools.chain.from_iterable(map(_find, as_list(sources))):
         kind = name.partition("://")[0] if "://" in name else ""
         if kind not in kinds:
             kinds.add(kind)

@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from keras_vit._util.checks import as_path
 from keras_vit._util.files import MAX_BYTES, check_results, is_image
+from keras_vit._util.text import warn
 from keras_vit.cli import options
 
 if TYPE_CHECKING:
     from keras_vit.batch.folder import Folder
+    from keras_vit.text import TextEncoder
 
 ORIGIN = ("model", "weights", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
-SOURCE_HELP = "A folder, a pattern, a .txt or .parquet file of paths or URLs, or files of records."
+SOURCE_HELP = "Folders, images, patterns, .txt or .parquet files of paths or URLs, or files of records."
+CHECKED = 100_000  # images that a search compares with those that were embedded: in a second from a local disk
 
 
 @options.takes(*options.MODEL_OPTIONS)
 def embed(
     model: options.Model,
-    source: Annotated[str, Argument(help=SOURCE_HELP)],
+    source: Annotated[list[str], Argument(help=SOURCE_HELP)],
     to: Annotated[Path, options.folder("The folder for the Parquet files. A stopped run in it is continued.")],
     what: Annotated[
         str, Option(help="embeddings, features, logits, probabilities, classes or patches.")
@@ -87,11 +91,10 @@ def search(
         from keras_vit.batch._search import write_contact_sheet
         from keras_vit.batch.folder import find_folder
 
-        folder = find_folder(vectors.expanduser())
+        folder = find_folder(Path(as_path(vectors, "vectors")).expanduser())
         chosen = {"model": model, "weights": weights} if model else _read_origin(folder, weights)
-        [found] = batch.search(
-            vectors, _embed_query(query, folder, chosen, accept_license, is_stated=bool(model)), top=top
-        )
+        [found] = batch.search(vectors, _embed_query(query, folder, chosen, accept_license), top=top)
+        _warn_changed(folder)
         if out:
             write_contact_sheet(out, query, folder, found)
     if as_json:
@@ -111,19 +114,51 @@ def _read_origin(folder: Folder, weights: str | None) -> dict[str, Any]:
     return origin
 
 
-def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool, *, is_stated: bool) -> Any:
+def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool) -> Any:
     """Compute the embedding of a text or an image by the model of the vectors, (1, width)."""
-    from keras_vit import zoo
     from keras_vit.batch._embed import fingerprint
 
-    is_text = not (is_image(query) or "://" in query or Path(query).expanduser().is_file())
-    if is_stated or not is_text:
-        loaded = options.find_model(**chosen, accept_license=accept_license).load()
-        if fingerprint(loaded) != folder.record["weights"]:
-            raise ValueError(
-                f"{folder.path} has the embeddings of another model than {chosen['model']}: of other weights, another "
-                "image size or other preprocessing. Pass the --model and --weights that keras-vit embed was given"
-            )
-        if not is_text:
-            return loaded.embed([query])
-    return zoo.text_encoder(chosen["model"], weights=chosen.get("weights")).embed([query])
+    is_text = not (is_image(query) or "://" in query or _is_file(query))
+    texts = _load_text_encoder(folder, chosen) if is_text else None
+    loaded = options.find_model(**chosen, accept_license=accept_license).load()
+    if fingerprint(loaded) != folder.record["weights"]:
+        raise ValueError(
+            f"{folder.path} has the embeddings of another model than {chosen['model']} is now: of other weights, "
+            "another image size or other preprocessing. Pass the --model and --weights that keras-vit embed was given, "
+            "or embed the images again into a new folder"
+        )
+    return (texts or loaded).embed([query])
+
+
+def _is_file(query: str) -> bool:
+    try:
+        return Path(as_path(query, "query")).expanduser().is_file()
+    except ValueError:  # no file can have this name: a long text, or one such as "~5 red cars"
+        return False
+
+
+def _load_text_encoder(folder: Folder, chosen: dict[str, Any]) -> TextEncoder:
+    """Load the text half of the model of the vectors; raise a ValueError if it has none."""
+    from keras_vit import zoo
+
+    try:
+        return zoo.text_encoder(chosen["model"], weights=chosen.get("weights"))
+    except ValueError as error:
+        reason = str(error).partition(". ")[0]
+        raise ValueError(
+            f"{folder.path} has the embeddings of {chosen['model']}, and no text can be compared with them: {reason}. "
+            "Search with an image file, or embed with a model of images and texts, such as CLIP-B/16 or SigLIP2-B/16"
+        ) from error
+
+
+def _warn_changed(folder: Folder) -> None:
+    """Warn if the images are not those that were embedded; not if they are many, or elsewhere."""
+    if folder.record["images"] > CHECKED:
+        return
+    try:
+        has_changed = bool(folder.stale()) or not folder.is_current()
+    except (OSError, ValueError, ImportError):  # nothing is at the source
+        return
+    if has_changed:
+        change = "images were added, removed or changed since these vectors were computed"
+        warn(f"{folder.path}: {change}. Run keras-vit embed again to search in them")

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from keras_vit._util.checks import option_names
 from keras_vit._util.files import image_files
+from keras_vit._util.text import text_lines
 from keras_vit.cli import options
 from keras_vit.export.modes import Options
 
@@ -56,7 +57,7 @@ def export(
     files, compared = _choose(images), _choose(verify_on)
     found = options.find_model(model, **{name: given.pop(name) for name in options.MODEL_NAMES})
     if (labels := given["labels"]) and Path(labels).is_file():
-        given["labels"] = Path(labels).read_text("utf-8").splitlines()
+        given["labels"] = text_lines(Path(labels).read_bytes(), labels)
     if not found.has_maps:  # the model itself knows its head
         task.from_config(found.config).class_names(given["labels"])
     if is_saved_model:

@@ -18,7 +18,7 @@ from keras_vit import zoo
 from keras_vit._util.checks import given
 from keras_vit._util.files import MARK, check_regular, check_results, image_files, readable_images, replacing
 from keras_vit._util.progress import track
-from keras_vit._util.text import abbreviated, printable, warn
+from keras_vit._util.text import abbreviated, printable, text_lines, warn
 from keras_vit.cli import options
 
 
@@ -87,8 +87,7 @@ def _read_classes(text: str) -> list[str]:
     if not text.endswith(".txt"):
         return [name.strip() for name in text.split(",")]
     check_regular(Path(text))
-    lines = Path(text).read_text(encoding="utf-8-sig").splitlines()
-    return [line.strip() for line in lines if line.strip()]
+    return [line for line in text_lines(Path(text).read_bytes(), text) if line]
 
 
 def _format_row(row: dict[str, Any]) -> str:
@@ -111,7 +110,8 @@ def _result_row(file: str, result: Any) -> dict[str, Any]:
 
 GOLDEN = 0.618  # share of the circle between the hues of two classes: neighbours are never alike
 COLOUR = 0.5  # its share in an overlay
-MOST_METRES = 65  # that 16 bits hold in millimetres; farther models get 256 values per metre, as KITTI
+MOST_VALUES = 65_535  # of 16 bits
+PNG_SCALES = (1000.0, 256.0)  # values per metre: millimetres as NYU, then as KITTI
 # Colours from the least to the largest distance: the near is warm.
 NEAR_TO_FAR = ((255, 240, 150), (250, 150, 60), (190, 50, 100), (80, 20, 120), (10, 10, 60))
 
@@ -126,6 +126,11 @@ def map_each(model: Any, files: list[str], *, to: Path | None, top: int) -> Iter
         (to / f"{name}.png", to / f"{name}-{kind}.png") if to else None for name in (Path(file).stem for file in files)
     ]
     if to is not None:
+        if model.task.num_classes > MOST_VALUES + 1:
+            raise ValueError(
+                f"--to writes PNG files, which hold numbers of {MOST_VALUES + 1:,} classes: use model.predict_maps. "
+                f"Received: a model of {model.task.num_classes:,} classes"
+            )
         results = [path for pair in paths for path in pair or ()]
         if repeated := sorted(path.name for path, count in Counter(results).items() if count > 1):
             raise ValueError(f"--to needs images of different names. Several would be {abbreviated(repeated)}")
@@ -145,11 +150,11 @@ def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: in
     [found] = model.predict_maps(pixels)
     if found.dtype.kind == "f":
         scale = _depth_scale(model.task.max_depth, found)
-        values = np.rint(found * scale).clip(0, 65535).astype(np.uint16)
+        values = np.rint(found * scale).clip(0, MOST_VALUES).astype(np.uint16)
         picture = _depth_colours(found)
         result = {**model.task.decode(found[None], top)[0], "values_per_unit": scale}
     else:
-        values = found.astype(np.uint8)
+        values = found.astype(np.uint8 if found.dtype == np.uint8 else np.uint16)
         hues = (number * GOLDEN % 1 for number in range(model.task.num_classes))
         colours = 255 * np.array([colorsys.hsv_to_rgb(hue, 0.7, 0.95) for hue in hues])
         picture = (COLOUR * colours[found] + (1 - COLOUR) * pixels).astype(np.uint8)
@@ -161,10 +166,10 @@ def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: in
 
 
 def _depth_scale(max_depth: float | None, found: np.ndarray) -> float:
-    """Choose the values per metre of a PNG file; of a relative map, those per unit that use all 16 bits."""
-    if max_depth is None:
-        return 65535 / max(float(found.max()), 1e-6)
-    return 1000.0 if max_depth <= MOST_METRES else 256.0
+    """Choose the values per metre of a PNG file that hold the map; of a relative one, those that use all 16 bits."""
+    farthest = max(float(found.max()), max_depth or 1e-6)
+    scales = [scale for scale in PNG_SCALES if max_depth and scale * farthest <= MOST_VALUES]
+    return [*scales, MOST_VALUES / farthest][0]
 
 
 def _depth_colours(found: np.ndarray) -> np.ndarray:

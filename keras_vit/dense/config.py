@@ -12,7 +12,7 @@ from keras_vit._util.text import nearest
 from keras_vit.converters.containers import find_weights, is_keras_file, read_keras_config
 from keras_vit.converters.source import keras_errors
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.config_groups import Group
+from keras_vit.model.config_groups import Group, label_conflicts
 
 # Fusion width and the widths of the four maps for each hidden_size, as in Depth Anything (arXiv 2406.09414). Other
 # sizes get the shares of the hidden_size that "small" has.
@@ -106,6 +106,7 @@ class MapConfig(Group):
             )
         if isinstance(self.labels, tuple) and len(self.labels) != self.num_classes:
             yield f"labels must name num_classes={self.num_classes} classes. Received: {len(self.labels)} names"
+        yield from label_conflicts(self.labels)
         if self.kind == "dpt" and not len(self.blocks) == len(self.widths) == len(self.factors) == 4:
             yield f"kind='dpt' needs four blocks and four widths. Received: {self.blocks} and {self.widths}"
         if self.kind == "linear" and self.output == "depth" and self.max_depth is None:

@@ -180,7 +180,7 @@ def _check_value(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...])
         )
 
 
-def load_stored(path: Path, changes: Mapping[str, Any]) -> DenseModel:
+def load_stored(path: Path, changes: Mapping[str, Any], *, allow_nonfinite: bool = False) -> DenseModel:
     """Load a stored DenseModel; of the changes that a command may ask for, only `image_size` is possible."""
     if others := changes.keys() - {"image_size"}:
         raise ValueError(f"A DenseModel can change its image_size only. Received: {', '.join(sorted(others))}")
@@ -192,7 +192,7 @@ def load_stored(path: Path, changes: Mapping[str, Any]) -> DenseModel:
         check_size(weights, config)
         _check_head_size(weights, MapConfig(**values["config"]["head"]), config)
         model = DenseModel.from_config({**values["config"], "backbone": backbone})
-        loading.load_keras_weights(model, weights, allow_nonfinite=True)
+        loading.load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
     return model.resized(changes["image_size"]) if changes else model
 
 
@@ -240,6 +240,7 @@ def load(
     backbone: VisionTransformer | str | os.PathLike[str] | None = None,
     blocks: tuple[int, ...] | None = None,
     max_depth: float | None = None,
+    allow_nonfinite: bool = False,
     accept_license: bool = False,
     accept_licence: bool | None = None,
 ) -> DenseModel:
@@ -259,6 +260,7 @@ def load(
         blocks: numbers of the blocks that the head reads, from 0, where neither file nor its name says it.
         max_depth: greatest depth in metres, where neither file nor its name says it. Meta's linear NYU heads are read
             with the 10 m that they were trained with; the hub's code spreads their bins to 80 m.
+        allow_nonfinite: accept NaN and infinities among the weights of a .keras file.
         accept_license: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
         accept_licence: earlier spelling of `accept_license`, accepted in this version.
 
@@ -284,7 +286,7 @@ def load(
         accept_license = accept_license or accept_licence
     file = find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)
     if is_keras_file(file):
-        return _load_keras(file, backbone)
+        return _load_keras(file, backbone, allow_nonfinite=allow_nonfinite)
     if isinstance(backbone, str | os.PathLike):
         backbone = _load_backbone(Path(backbone))
     stated = given(blocks=blocks, max_depth=max_depth)
@@ -301,12 +303,12 @@ def load(
             raise CheckpointError(f"{file} {str(error).removeprefix(f'{file} ')}") from error
 
 
-def _load_keras(file: Path, backbone: Any) -> DenseModel:
+def _load_keras(file: Path, backbone: Any, *, allow_nonfinite: bool) -> DenseModel:
     if backbone is not None:
         raise ValueError("backbone is for a file that holds only a head. Received: a .keras file, which has its own")
     if read_backbone_config(file) is None:
         raise CheckpointError(f"{file} does not contain a DenseModel")
-    return load_stored(file, {})
+    return load_stored(file, {}, allow_nonfinite=allow_nonfinite)
 
 
 def _load_backbone(path: Path) -> VisionTransformer:

@@ -13,10 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keras_vit.model import task as tasks
+from keras_vit.model.labels import distinct
 from keras_vit.model.maps import resize_maps
 from keras_vit.model.task import Classification, Labels, Task, Tensors
 
 IGNORED = 255  # label of pixels that do not count
+TOO_MANY_CLASSES = f"Maps have labels of at most {IGNORED} classes. Received: {{}}"
 # Fields of an export's report that numbers of classes do not have.
 LOGITS_FIELDS = ("cosine", "mean_cosine", "difference_cosine", "sqnr", "max_error", "decided_agreement")
 MIN_DEPTH = 1e-3  # metres; labels up to it, as 0, are pixels without a distance. As DINOv2's evaluations.
@@ -77,7 +79,7 @@ class Segmentation(Task):
     def check_labels(self, split: str, labels: np.ndarray) -> None:
         """See `keras_vit.model.task.Task`."""
         if self.num_classes > IGNORED:
-            raise ValueError(f"Maps have at most {IGNORED} classes. Received: {self.num_classes}")
+            raise ValueError(TOO_MANY_CLASSES.format(self.num_classes))
         wrong = np.unique(labels[(labels < 0) | ((labels >= self.num_classes) & (labels != IGNORED))])
         if wrong.size:
             raise ValueError(
@@ -95,6 +97,8 @@ class Segmentation(Task):
 
     def check_output(self, shape: Any) -> None:
         """See `keras_vit.model.task.Task`: it must be a row of logits for each pixel."""
+        if self.num_classes > IGNORED:  # the labels' uint8 could not hold them
+            raise ValueError(TOO_MANY_CLASSES.format(self.num_classes))
         if not isinstance(shape, tuple) or len(shape) != 4 or shape[-1] != self.num_classes:
             raise ValueError(
                 f"Expected a model that returns logits (batch, height, width, {self.num_classes}). Received: {shape}"
@@ -124,7 +128,7 @@ class Segmentation(Task):
         return tf.reduce_sum(losses, (1, 2)) / pixels, {"pixel_accuracy": tf.reduce_sum(right, (1, 2)) / pixels}
 
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
-        """See `Task`; targets are int32 (batch, height, width), 255 where a pixel does not count. NaN is wrong."""
+        """See `Task`; targets are int32 (batch, height, width), 255 where a pixel does not count."""
         import tensorflow as tf
 
         def image_sums(image: Any) -> Any:
@@ -133,10 +137,9 @@ class Segmentation(Task):
             is_counted = (target != IGNORED) & (weight > 0)
             logits, labels = logits[is_counted], target[is_counted]
             predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
-            is_right = (predicted == labels) & ~tf.reduce_any(tf.math.is_nan(logits), axis=-1)
             areas = [
                 tf.math.bincount(numbers, minlength=self.num_classes, maxlength=self.num_classes, dtype=tf.float64)
-                for numbers in (labels[is_right], predicted, labels)
+                for numbers in (labels[predicted == labels], predicted, labels)
             ]
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
             has_labels = tf.cast(tf.size(labels) > 0, tf.float64)
@@ -150,28 +153,35 @@ class Segmentation(Task):
     def means(self, totals: dict[str, float]) -> dict[str, float]:
         """Mean IoU, pixel accuracy and the mean of the classes' accuracies, 0 to 1; cross-entropy in nats."""
         common, _, labelled = self._areas(totals)
-        classes = self.by_class(totals).values()
+        columns = self._columns(totals)
         return {
-            "mean_iou": float(np.nanmean([measures["iou"] for measures in classes])),
+            "mean_iou": float(np.nanmean(columns["iou"])),
             "pixel_accuracy": float(common.sum() / labelled.sum()),
-            "mean_accuracy": float(np.nanmean([measures["accuracy"] for measures in classes])),
+            "mean_accuracy": float(np.nanmean(columns["accuracy"])),
             "loss": totals["loss"] / float(labelled.sum()),
         }
 
     def by_class(self, totals: dict[str, float]) -> Mapping[str, Mapping[str, float]]:
-        """IoU, accuracy (NaN where the class does not occur) and share of the pixels, for each class."""
-        common, predicted, labelled = self._areas(totals)
-        with np.errstate(invalid="ignore"):
-            columns = {
-                "iou": common / (predicted + labelled - common),
-                "accuracy": common / labelled,
-                "share": labelled / labelled.sum(),
-            }
-        names = self.class_names() or map(str, range(self.num_classes))
+        """IoU, accuracy (NaN where the class does not occur) and share of the pixels, for each class.
+
+        Names that several classes have get the numbers of the classes.
+        """
+        columns = self._columns(totals)
+        names = distinct(self.class_names() or [*map(str, range(self.num_classes))])
         return {
             name: {column: float(values[number]) for column, values in columns.items()}
             for number, name in enumerate(names)
         }
+
+    def _columns(self, totals: Mapping[str, float]) -> dict[str, np.ndarray]:
+        """Measures of each class, (classes,)."""
+        common, predicted, labelled = self._areas(totals)
+        with np.errstate(invalid="ignore"):
+            return {
+                "iou": common / (predicted + labelled - common),
+                "accuracy": common / labelled,
+                "share": labelled / labelled.sum(),
+            }
 
     def _areas(self, totals: Mapping[str, float]) -> np.ndarray:
         """Pixels of each class, (3, classes): common to label and prediction, predicted, labelled."""

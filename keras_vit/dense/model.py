@@ -15,8 +15,9 @@ from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks, last_bloc
 from keras_vit.dense.heads import MapHead
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model import preprocess
-from keras_vit.model.classify import single_images
+from keras_vit.model.classify import check_outputs, single_images
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.labels import check_labels
 from keras_vit.model.layers.base import refuse_quantize
 from keras_vit.model.maps import PatchMap as PatchMap
 from keras_vit.model.maps import ResizeBilinear as ResizeBilinear
@@ -216,10 +217,9 @@ class DenseModel(keras.Model):
             size = prepared.shape[1:3]
             if size not in models:
                 models = {self.config.size: self, size: self.resized(size)}  # one more copy of the weights at a time
-            output = models[size].predict_on_batch(prepared)[0]
-            if not np.isfinite(output).all():
-                raise ValueError("The model must compute finite numbers. Received: NaN or infinity in a map")
-            maps.append(to_image(output, self.head, pixels.shape[1:3]))
+            output = models[size].predict_on_batch(prepared)
+            check_outputs(output)
+            maps.append(to_image(output[0], self.head, pixels.shape[1:3]))
         if not maps:
             raise ValueError("predict_maps needs at least one image. Received: an empty list")
         return maps
@@ -309,7 +309,7 @@ def segmenter(backbone: VisionTransformer, num_classes: int, *, head: str = "lin
         >>> model.output_shape
         (None, 8, 8, 3)
     """
-    names = labels if labels is None or isinstance(labels, str) else tuple(labels)
+    names = labels if labels is None else check_labels(labels)
     return _new_model(backbone, head, num_classes=num_classes, labels=names, batch_norm=True)
 
 

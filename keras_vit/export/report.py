@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import html
+from keras_vit._util.checks import json_able
 from keras_vit._util.text import byte_size, install_command
 from keras_vit.export.accelerators import Accelerated
 
@@ -162,7 +162,7 @@ class Report:
             >>> keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite").to_dict()["path"]
             'digits.tflite'
         """
-        return {name: _json_value(value) for name, value in asdict(self).items()}
+        return dict(json_able(asdict(self) | {"path": str(self.path)}))
 
 
 def _cell(name: str, value: Any) -> Any:
@@ -171,12 +171,6 @@ def _cell(name: str, value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:,.6g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass

@@ -34,7 +34,7 @@ def classify_each(
             batch = np.concatenate(readable + readable[-1:] * (size - len(readable)))
             # predict_on_batch keeps one compiled function; the data adapter of predict() adds 25-40 ms to every call.
             logits = model.predict_on_batch(batch)[: len(readable)]
-            check_finite(logits.max(axis=-1))  # -inf alone is a class that is never predicted
+            check_outputs(logits, are_logits=True)
             rankings = iter(model.decode_predictions(logits, top))
         yield from (image if isinstance(image, Exception) else next(rankings) for image in prepared)
 
@@ -51,13 +51,33 @@ def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
     if not features:
         raise ValueError("embed needs at least one image. Received: an empty list")
     joined = np.concatenate(features)
-    check_finite(joined)
+    check_outputs(joined)
     return unit_length(joined)
 
 
-def check_finite(outputs: np.ndarray) -> None:
-    """Raise a ValueError if a model computes NaN or infinity for finite inputs."""
-    if not np.isfinite(outputs).all():
+def find_broken(outputs: Any, *, are_logits: bool = False) -> Any:
+    """Find the images, bool (batch,), whose outputs (batch, ...) are not finite, also in a graph.
+
+    Of logits of whole images or tokens, -inf alone is a class that is never predicted. In a map it is refused:
+    interpolation makes NaN of it.
+    """
+    is_good = ops.isfinite(outputs)
+    if are_logits:
+        is_good = (is_good | (outputs == -np.inf)) & ops.any(is_good, axis=-1, keepdims=True)
+    return ops.any(~is_good, axis=tuple(range(1, len(is_good.shape))))
+
+
+def check_outputs(outputs: Any, *, are_logits: bool = False) -> None:
+    """Raise a ValueError if a model computes NaN or infinity for finite inputs; arguments as for `find_broken`.
+
+    Everything that makes results of a model's outputs calls it first, or in a graph `find_broken`.
+    """
+    check_unbroken(ops.convert_to_numpy(find_broken(outputs, are_logits=are_logits)).any())
+
+
+def check_unbroken(is_broken: Any) -> None:
+    """Raise the ValueError of `check_outputs` if `find_broken` has found something."""
+    if is_broken:
         raise ValueError(
             "The model must compute finite numbers. Received: NaN or infinity. Its weights are damaged or diverged: "
             'load them again without allow_nonfinite. If float16 is too small for them: dtype="float32"'

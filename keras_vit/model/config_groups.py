@@ -181,6 +181,13 @@ class Group(Checked):
         return cls(**{field.name: getattr(other, field.name) for field in fields(cls)})
 
 
+def label_conflicts(labels: str | tuple[str, ...] | None) -> Iterator[str]:
+    """Describe each name of a class that no file can have."""
+    for label in labels if isinstance(labels, tuple) else ():
+        if not label.isascii() and label.encode(errors="ignore").decode() != label:
+            yield f"labels must be valid Unicode, or no file can have them. Received: {label!r:.200}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StemConfig(Group):
     """From pixels to tokens.
@@ -402,9 +409,7 @@ class HeadConfig(Group):
                     yield f"{name} above 1 needs classifier={kind!r} or 'token_gap'. Received: {self.classifier!r}"
         if self.is_unpooled:
             yield from self._unmet(f"classifier={self.classifier!r}", normalize_features=False, projection_head=False)
-        for label in self.labels if isinstance(self.labels, tuple) else ():
-            if not label.isascii() and label.encode(errors="ignore").decode() != label:
-                yield f"labels must be valid Unicode, or no file can have them. Received: {label!r:.200}"
+        yield from label_conflicts(self.labels)
         if self.projection_head:
             yield from self._unmet("projection_head", normalize_features=False, representation_size=None, labels=None)
 

@@ -1,6 +1,7 @@
 """Read class names, the lists in zoo/labels or a model's own, and compare them with those of data."""
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from keras_vit._util import files
@@ -15,6 +16,20 @@ def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[
     if len(known) != num_classes:
         raise ValueError(f"Pass one label per class: {len(known)} for {num_classes} classes. Received: {labels!r:.200}")
     return list(known)
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Add the number of the class to names that several classes have, for tables that are keyed by name.
+
+    Two classes of ImageNet, for example, are called "crane".
+
+    >>> distinct(["a", "b", "a"])
+    ['a (0)', 'b', 'a (2)']
+    """
+    counts = Counter(names)
+    if len(counts) == len(names):
+        return list(names)
+    return distinct([f"{name} ({i})" if counts[name] > 1 else name for i, name in enumerate(names)])
 
 
 @functools.cache

@@ -234,7 +234,7 @@ class Classification(Task):
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
         """See `Task`; a row of zeros in the targets, float32 (batch, classes), has no label.
 
-        Equal logits rank by class index, so that a head of zeros predicts one class. NaN is never right.
+        Equal logits rank by class index, so that a head of zeros predicts one class.
         """
         import tensorflow as tf
 
@@ -243,9 +243,9 @@ class Classification(Task):
         counted = tf.cast(weights, tf.float32) * tf.cast(num_labels > 0, tf.float32)
         ranking = tf.math.top_k(logits, k=min(5, logits.shape[1])).indices
         right = tf.gather(targets, ranking, batch_dims=1) > 0
-        right &= ~tf.reduce_any(tf.math.is_nan(logits), axis=1, keepdims=True)
         shares = tf.math.divide_no_nan(targets, num_labels[:, None])
-        loss = tf.nn.softmax_cross_entropy_with_logits(shares, logits)
+        # Not by softmax_cross_entropy_with_logits: 0 * -inf, of a class that is never predicted, would be NaN.
+        loss = -tf.reduce_sum(tf.where(shares > 0, shares * tf.nn.log_softmax(logits), 0), axis=1)
         sums = {
             "top1": counted * tf.cast(right[:, 0], tf.float32),
             "top5": counted * tf.cast(tf.reduce_any(right, axis=1), tf.float32),

@@ -115,6 +115,7 @@ class VisionTransformer(keras.Model):
         unknown = [name for name in names if not isinstance(name, str) or name not in self.intermediates]
         if unknown or not names:
             raise ValueError(f"layers are some of {self.feature_names}. Received: {str(unknown or list(names)):.200}")
+        _check_not_empty("features", images)
         return self._feature_model(names)(images, training=False)
 
     def _repr_html_(self) -> str:
@@ -265,8 +266,7 @@ class VisionTransformer(keras.Model):
             ValueError: there is no image.
         """
         preprocess.check_prepared(x, self.config)
-        if tuple(getattr(x, "shape", ()))[:1] == (0,):
-            raise ValueError(f"predict needs at least one image. Received: an array of shape {tuple(x.shape)}")
+        _check_not_empty("predict", x)
         return super().predict(x, *args, **options)
 
     def embed(self, images: Any, *, batch_size: int = BATCH) -> np.ndarray:
@@ -380,6 +380,12 @@ class VisionTransformer(keras.Model):
 
 for _name in OTHER_METHODS:
     setattr(VisionTransformer, _name, Elsewhere(_name))
+
+
+def _check_not_empty(method: str, images: Any) -> None:
+    """Raise a ValueError for a batch of no images, of which TensorFlow cannot make a map."""
+    if tuple(getattr(images, "shape", ()))[:1] == (0,):
+        raise ValueError(f"{method} needs at least one image. Received: an array of shape {tuple(images.shape)}")
 
 
 def hash_weights(weights: Iterable[Any], start: str = "") -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_vit._util.checks import check_counts
 from keras_vit.model import layers as vit
-from keras_vit.model.classify import check_finite, unit_length
+from keras_vit.model.classify import check_outputs, unit_length
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.config_groups import TextConfig as TextConfig
 from keras_vit.model.layers.base import dense_layer, refuse_quantize
@@ -117,7 +117,7 @@ class TextEncoder(keras.Model):
         ids = self.tokenize(texts)
         parts = [self(ids[start : start + batch_size], training=False) for start in range(0, len(ids), batch_size)]
         joined = np.concatenate([keras.ops.convert_to_numpy(part) for part in parts])
-        check_finite(joined)
+        check_outputs(joined)
         return unit_length(joined)
 
     def get_config(self) -> dict[str, Any]:

@@ -254,7 +254,7 @@ def _library_errors(problem: str) -> Iterator[None]:
         raise CheckpointError(f"{problem}: {str(error)[:200]}") from error
 
 
-_PARTS = {"normalizer": {"NFC", "Lowercase", "Replace"}, "pre_tokenizer": {"Split", "ByteLevel"}}
+_PARTS = {"normalizer": {"NFC", "Lowercase", "Replace"}, "pre_tokenizer": {"Split", "ByteLevel", "Whitespace"}}
 
 
 def _check_parts(file: Mapping[str, Any]) -> None:

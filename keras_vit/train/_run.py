@@ -13,13 +13,14 @@ import tensorflow as tf
 from keras_vit._util import html
 from keras_vit._util.progress import counter
 from keras_vit._util.progress import print_line as print_to_stderr
+from keras_vit._util.text import warn
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import prepare, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train._recipe import recipe as load_recipe
-from keras_vit.train.checkpoints import Checkpoints, exclusive, make_folder, read_run
+from keras_vit.train.checkpoints import MISSING, Checkpoints, exclusive, make_folder, read_run
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.distill import Teacher, load_teacher
@@ -39,6 +40,8 @@ CHANGEABLE_FIELDS = (
     "eval_steps",
     "steps_per_call",
 )
+FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint; those of earlier versions lack it
+CHANGED = "the images or labels, or the times of their files, are not those of the run before"
 FINISHED = (
     "{folder} is finished: all {total:,} steps are done. To train longer, start a new run from its weights: "
     "keras-vit train --continue-from {folder} --steps N, or train.run(continue_from=...)."
@@ -228,7 +231,7 @@ def _train_to_the_end(
             stack.enter_context(exclusive(own_folder))
         stop = stack.enter_context(Stop())
         checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher)
-        restored = checkpoints.restore() if checkpoints else None
+        restored = _restore(checkpoints, state) if checkpoints else None
         if reason := cannot_evaluate(state.recipe, dataset):
             print_line(f"Nothing to evaluate on: {reason}")
         log = Log(own_folder, last_step=None if is_probe else restored) if own_folder is not None else None
@@ -278,6 +281,22 @@ def _train_to_the_end(
     return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **trained)
 
 
+def _restore(checkpoints: Checkpoints, state: TrainState | Probe) -> int | None:
+    """Restore the newest checkpoint; say if it is of other images or labels, of which a probe keeps no features."""
+    restored = checkpoints.restore()
+    then, _ = checkpoints.changed.get(FINGERPRINT, (None, None))
+    if restored is None or then is None:
+        return restored
+    if isinstance(state, Probe):
+        state.forget()
+        checkpoints.clear()
+        warn(f"{checkpoints.folder}: {CHANGED}: all features are computed again")
+        return None
+    if then != MISSING:
+        warn(f"{checkpoints.folder}: {CHANGED}: training goes on with the data as they are now")
+    return restored
+
+
 def _open_checkpoints(
     folder: str, state: TrainState | Probe, data: Data, request: DataRequest, teacher: Teacher | None
 ) -> Checkpoints:
@@ -289,6 +308,7 @@ def _open_checkpoints(
             "name": data.name,
             "count": data.training_split().count,
             "num_classes": data.num_classes,
+            "fingerprint": data.fingerprint(),
             "arguments": request.stored(),  # for another run that continues from this one
         },
     }
@@ -303,7 +323,7 @@ def _open_checkpoints(
         state.variables,
         keep=state.recipe.keep,
         facts=facts,
-        may_differ=["data.arguments", "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
+        may_differ=["data.arguments", FINGERPRINT, "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
         # Earlier versions did not always keep the class names, and had no maps.
         may_be_added=["model.labels", "recipe.head", "recipe.max_depth", "recipe.teacher_size"],
         writes=strategies.is_chief(state.strategy),

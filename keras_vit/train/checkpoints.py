@@ -33,6 +33,7 @@ from keras_vit.zoo.pretrained import load_any, resolve
 
 STEP = re.compile(r"step-(\d{8,})")
 MANIFEST = "manifest.json"
+MISSING = "(not there)"  # in place of a fact
 # Errors of damaged files. TensorFlow compares each tensor with its CRC-32C when it reads it.
 DAMAGES = (tf.errors.OpError, ValueError, IndexError)
 
@@ -150,6 +151,7 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(variables=dict(variables))
         self._shapes = {name: [v.dtype.name, v.shape.as_list()] for name, v in variables.items()}
         self._latest: int | None = None  # step of the last restore or save
+        self.changed: dict[str, tuple[str, str]] = {}  # facts that differ: the checkpoint's and ours
         self._damaged: set[int] = set()
 
     def steps(self) -> list[int]:
@@ -217,15 +219,22 @@ class Checkpoints:
                 if old <= step and old not in whole[-self._keep :]:
                     remove(_path(self.folder, old))
 
+    def clear(self) -> None:
+        """Delete all checkpoints."""
+        for step in _list_steps(self.folder):
+            remove(_path(self.folder, step))
+        self._latest = None
+
     def _check(self, saved: Mapping[str, Any]) -> None:
         """Raise CheckpointError if another run saved the checkpoint."""
         earlier = dict(saved["facts"])
         with contextlib.suppress(LookupError, TypeError, ValueError):  # add the fields that there were not then
             earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
             earlier["recipe"] = Recipe.from_dict(earlier["recipe"]).to_dict()
+        self.changed = _differences(earlier, self._facts)
         differences = {
             name: (then, now)
-            for name, (then, now) in _differences(earlier, self._facts).items()
+            for name, (then, now) in self.changed.items()
             if not (then == "null" and name in self._may_be_added)
             and not any(f"{name}.".startswith(f"{allowed}.") for allowed in self._may_differ)
         }
@@ -277,10 +286,10 @@ def _read_manifest(path: str) -> dict[str, Any]:
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Compare by dotted names: the JSON of both values where they differ, "(not there)" for one that is missing."""
+    """Compare by dotted names: the JSON of both values where they differ, MISSING for one that is not there."""
     before, after = _flatten(then), _flatten(now)
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return {name: (before.get(name, "(not there)"), after.get(name, "(not there)")) for name in names}
+    return {name: (before.get(name, MISSING), after.get(name, MISSING)) for name in names}
 
 
 def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

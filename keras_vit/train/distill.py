@@ -18,12 +18,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.checks import as_path, given
+from keras_vit.model.classify import check_outputs
 from keras_vit.model.layers.base import initializer
 from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.maps import resize_maps
 from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.data.split import Data, are_comparable, match_data
+from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
+from keras_vit.train.data.split import Data, Order, are_comparable, match_data
 from keras_vit.zoo.pretrained import load_resolved, resolve
 
 if TYPE_CHECKING:
@@ -38,8 +40,13 @@ class Teacher:
     source: str | None = None
 
     def match(self, data: Data) -> Data:
-        """Give data the class numbers of the teacher; raise a ValueError if the classes are others."""
+        """Give data the class numbers of the teacher.
+
+        Raise a ValueError if the classes are others, or if the teacher computes NaN or infinity from the first images:
+        of NaN, argmax would teach class 0.
+        """
         config = self.model.config
+        self._check_first_images(data)
         if not data.is_labelled:
             names = tuple(self.model.task.class_names() or ())
             return dataclasses.replace(data, num_classes=config.num_classes, class_names=names)
@@ -55,6 +62,13 @@ class Teacher:
                 "The data must have the teacher's classes. Photos without labels lie in a folder without sub-folders; "
                 f"'distill-features' needs no classes. Received: {problem}"
             ) from error
+
+    def _check_first_images(self, data: Data) -> None:
+        split, model_input = data.training_split(), ModelInput.from_model(self.model)
+        first = np.arange(min(2, split.count))
+        with split.naming_bad_image(Order(batch=1, shuffle=False), batches=split.count):
+            for batch in evaluation_batches(split, only=first, batch_size=2, model_input=model_input, task=data.task):
+                check_outputs(self.model(batch["image"], training=False), are_logits=True)
 
     def facts(self) -> dict[str, Any]:
         """Facts of the teacher in a checkpoint, because a resumed run needs the same weights."""

@@ -17,12 +17,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit._util import html
-from keras_vit._util.checks import check_counts, one_of
+from keras_vit._util.checks import check_counts, json_able, one_of
 from keras_vit._util.progress import track
 from keras_vit.dense.model import DenseModel
 from keras_vit.model import task as tasks
+from keras_vit.model.classify import check_outputs, check_unbroken, find_broken
 from keras_vit.model.config import Preprocessing
-from keras_vit.model.task import Task
+from keras_vit.model.task import Classification, Task
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import strategies
 from keras_vit.train.data import sources
@@ -45,6 +46,7 @@ PRINTED_METRICS = {  # title and format of each metric
     **{f"delta{k}": (f"delta{k}", SHARE) for k in (1, 2, 3)},
 }
 Step = Callable[[Any], tf.Tensor]  # from a distributed batch to its sums
+BROKEN = "broken"  # number of images whose outputs are not finite, after the sums of the task
 _STEPS: weakref.WeakKeyDictionary[keras.Model, tuple[tf.distribute.Strategy, Step]] = weakref.WeakKeyDictionary()
 
 
@@ -106,11 +108,14 @@ class Evaluation:
         return float(metrics[name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to a dictionary that JSON can hold, with the metrics among the attributes."""
+        """Convert to a dictionary that JSON can hold, with the metrics among the attributes.
+
+        A number that JSON does not have is None, such as the IoU of a class that does not occur.
+        """
         values: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             values |= value if name == "metrics" else {name: value}
-        return values
+        return dict(json_able(values))
 
     def _repr_html_(self) -> str:
         """Results as a table for notebooks."""
@@ -202,7 +207,7 @@ def evaluate(
     Raises:
         TypeError: `model` is not a Keras model.
         ValueError: the data have classes that the model does not have or another kind of labels, there is no such
-            split, or no image to measure on.
+            split, or no image to measure on; or the model computes NaN or infinity.
 
     Example:
         >>> from keras_vit import digits
@@ -225,7 +230,9 @@ def evaluate(
     show = progress and strategies.is_chief(devices)
     batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
     shown = track(batches, "Evaluating", total=ceil(held_out.count / together), show=show)
-    totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, task, devices), shown, task.sum_names)
+    names = (*task.sum_names, BROKEN)
+    totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, task, devices), shown, names)
+    check_unbroken(totals.pop(BROKEN))
     later = held_out.count - together
     speed = later / other_seconds if later > 0 else held_out.count / first_seconds
     skipped = held_out.count - round(totals["count"] + totals["unlabelled"])  # by all workers
@@ -329,7 +336,10 @@ def _compiled_step(model: keras.Model, task: tasks.Task, devices: tf.distribute.
         def replica_sums(batch: Batch) -> tf.Tensor:
             network = reference()
             assert network is not None  # `evaluate` holds it
-            return task.sums(network(batch["image"], training=False), batch["label"], batch["weight"])
+            output = network(batch["image"], training=False)
+            is_broken = find_broken(output, are_logits=isinstance(task, Classification)) & (batch["weight"] > 0)
+            broken = tf.math.count_nonzero(is_broken, keepdims=True, dtype=tf.float64)
+            return tf.concat([task.sums(output, batch["label"], batch["weight"]), broken], axis=0)
 
         @tf.function
         def step(batch: Any) -> tf.Tensor:
@@ -353,9 +363,12 @@ def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[d
 
 
 def collect_images(
-    strategy: tf.distribute.Strategy, function: Callable[[Batch], Sequence[Any]]
+    strategy: tf.distribute.Strategy, function: Callable[[Batch], Sequence[Any]], *, are_logits: bool = False
 ) -> Callable[[Iterable[Any]], list[np.ndarray]]:
-    """Make a function from distributed batches to the arrays of function(batch) and the indices, in their order."""
+    """Make a function from distributed batches to the arrays of function(batch) and the indices, in their order.
+
+    The first of the arrays is the model's output: if it is not finite, a ValueError says so.
+    """
 
     def on_replica(batch: Batch) -> list[Any]:
         context = tf.distribute.get_replica_context()
@@ -370,6 +383,7 @@ def collect_images(
         *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))
         order = np.argsort(indices, kind="stable")
         order = order[weights[order] > 0]  # without the padding of the last batches
+        check_outputs(arrays[0][order], are_logits=are_logits)
         return [array[order] for array in (*arrays, indices)]
 
     return collect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import errno
 import io
@@ -18,9 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util import html
-from keras_vit._util.checks import check_counts
+from keras_vit._util.checks import check_counts, is_count
 from keras_vit._util.files import check_results, replacing
 from keras_vit._util.progress import track
+from keras_vit.model.labels import distinct
 from keras_vit.model.task import Classification
 from keras_vit.train import strategies
 from keras_vit.train.data import sources
@@ -31,6 +33,7 @@ from keras_vit.train.evaluation import choose_strategy, collect_images, distribu
 WORST = 24  # mistakes on a contact sheet
 MATRIX_CLASSES = 30  # that a page shows as a matrix; of more it lists the most frequent confusions
 PICTURE_SIDE = 192  # pixels of the longer side
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # starts of cells that a spreadsheet runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class Examination:
 
     Args:
         data: name of the data set and the split.
-        classes: names of the model's classes.
+        classes: names of the model's classes; a name that several have is followed by the number of the class.
         images: names of the images.
         labels: int64 (images,), the right classes.
         predicted: int64 (images,), the predicted ones.
@@ -77,44 +80,58 @@ class Examination:
 
     @property
     def confusion(self) -> np.ndarray:
-        """Numbers of images, int64 (classes, classes): a row for each right class, a column for each predicted one."""
-        matrix = np.zeros((len(self.classes),) * 2, np.int64)
-        np.add.at(matrix, (self.labels, self.predicted), 1)
-        return matrix
+        """Numbers of images, int64 (classes, classes): a row for each right class, a column for each predicted one.
+
+        For 21,843 classes this takes 3.8 GB; `confusions` lists the pairs that occur.
+        """
+        return self._matrix(np.arange(len(self.classes)))
 
     def mistakes(self, most: int | None = None) -> list[dict[str, Any]]:
         """List the wrongly classified images, those with the least probability of the right class first.
 
         Args:
-            most: number of mistakes to return; None returns all.
+            most: number of mistakes to return, from 0; None returns all.
+
+        Raises:
+            ValueError: `most` is something else.
         """
+        if most is not None and not is_count(most, least=0):
+            raise ValueError(f"most must be an integer >= 0, or None. Received: {most!r:.200}")
         return [self._row(place) for place in self._worst(most)]
 
     def by_class(self) -> list[dict[str, Any]]:
         """List the classes that occur: number of images, share that is right, and commonest mistake."""
-        rows = []
-        for number, counts in enumerate(self.confusion):
-            if count := int(counts.sum()):
-                right, counts[number] = int(counts[number]), 0
-                mistaken = self.classes[int(counts.argmax())] if counts.any() else None
-                name = self.classes[number]
-                rows.append({"class": name, "images": count, "accuracy": right / count, "mistaken_for": mistaken})
-        return rows
+        totals = collections.Counter(self.labels.tolist())
+        right = collections.Counter(self.labels[self.labels == self.predicted].tolist())
+        commonest = {label: predicted for label, predicted, _ in reversed(self._confusions())}
+        return [
+            {
+                "class": self.classes[number],
+                "images": totals[number],
+                "accuracy": right[number] / totals[number],
+                "mistaken_for": self.classes[commonest[number]] if number in commonest else None,
+            }
+            for number in sorted(totals)
+        ]
 
     def confusions(self) -> list[dict[str, Any]]:
         """List the pairs of a right class and another that was predicted, the most frequent first."""
-        matrix = self.confusion
-        np.fill_diagonal(matrix, 0)
-        pairs = np.argwhere(matrix).tolist()
-        pairs.sort(key=lambda pair: -matrix[*pair])
         return [
-            {
-                "class": self.classes[label],
-                "predicted": self.classes[predicted],
-                "images": int(matrix[label, predicted]),
-            }
-            for label, predicted in pairs
+            {"class": self.classes[label], "predicted": self.classes[predicted], "images": count}
+            for label, predicted, count in self._confusions()
         ]
+
+    def _matrix(self, classes: np.ndarray) -> np.ndarray:
+        """Count the images of these classes, all that occur among them, as `confusion` does."""
+        matrix = np.zeros((len(classes),) * 2, np.int64)
+        np.add.at(matrix, tuple(np.searchsorted(classes, (self.labels, self.predicted))), 1)
+        return matrix
+
+    def _confusions(self) -> list[tuple[int, int, int]]:
+        """Count each pair of a right class and another that was predicted, the most frequent first."""
+        wrong = self.labels != self.predicted
+        pairs = collections.Counter(zip(self.labels[wrong].tolist(), self.predicted[wrong].tolist(), strict=True))
+        return [(*pair, count) for pair, count in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))]
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the results to a dictionary that JSON can hold."""
@@ -132,7 +149,8 @@ class Examination:
 
         Args:
             folder: created if it does not exist; files of an earlier examination are replaced.
-            predictions: whether to write a row for each image.
+            predictions: whether to write a row for each image. A text that a spreadsheet would take for a formula, such
+                as a name that begins with "=", gets an apostrophe in front.
 
         Raises:
             FileExistsError: there are files of these names that `write` has not written.
@@ -144,7 +162,7 @@ class Examination:
             table = io.StringIO()
             writer = csv.DictWriter(table, self._row(0))
             writer.writeheader()
-            writer.writerows(map(self._row, range(len(self.labels))))
+            writer.writerows({k: _cell(v) for k, v in self._row(place).items()} for place in range(len(self.labels)))
             contents.append(table.getvalue())
         Path(folder).mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, contents, strict=True):
@@ -171,14 +189,14 @@ class Examination:
         for example in self.split.iterate_once(only=wanted) if len(worst) else ():
             pixels = np.asarray(decode(example["image"])).squeeze()
             pictures[int(example["index"])] = html.data_uri(html.thumbnail(pixels, PICTURE_SIDE))
-        used = np.flatnonzero(self.confusion.sum(axis=0) + self.confusion.sum(axis=1))
+        used = np.union1d(self.labels, self.predicted)
         is_shown = len(used) <= MATRIX_CLASSES
         environment = html.environment()
         return environment.get_template("examination.html").render(
             examined=self,
             worst=[(self._row(place), pictures[index]) for place, index in zip(worst, wanted.tolist(), strict=True)],
             names=[self.classes[number] for number in used.tolist()] if is_shown else [],
-            matrix=self.confusion[np.ix_(used, used)].tolist() if is_shown else [],
+            matrix=self._matrix(used).tolist() if is_shown else [],
             confusions=[tuple(row.values()) for row in self.confusions()[:MATRIX_CLASSES]],
         )
 
@@ -188,8 +206,13 @@ class Examination:
         return html.facts(str(self), rows)
 
     def __str__(self) -> str:
-        right = int(np.trace(self.confusion))
+        right = int(np.sum(self.labels == self.predicted))
         return f"{self.data}: {right:,} of {len(self.labels):,} images are right ({self.accuracy:.2%})"
+
+
+def _cell(value: Any) -> Any:
+    """Put an apostrophe in front of a text that a spreadsheet would run as a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 
 
 def result_paths(folder: str | os.PathLike[str], *, predictions: bool) -> list[Path]:
@@ -257,12 +280,12 @@ def examine(
     batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
     total = ceil(held_out.count / (batch_size * devices.num_replicas_in_sync))
     shown = track(batches, "Examining", total=total, show=progress)
-    logits, labels, indices = collect_images(devices, predict)(shown)
+    logits, labels, indices = collect_images(devices, predict, are_logits=True)(shown)
     shares, predicted = task.exported_output("probabilities", logits), logits.argmax(axis=1)
     chosen = np.stack([predicted, labels], axis=1)
     return Examination(
         data=f"{opened.name}, {opened.eval_split}" if opened.eval_split else opened.name,
-        classes=task.class_names() or [str(number) for number in range(task.num_classes)],
+        classes=distinct(task.class_names() or [str(number) for number in range(task.num_classes)]),
         images=[held_out.name_of(int(index)) for index in indices],
         labels=labels,
         predicted=predicted,

@@ -109,6 +109,7 @@ def _repeat(
             if is_evaluated:
                 stop.until = "this evaluation"
                 logger.show("evaluating")
+                _check_finite(state.is_finite(), done, "a weight is not finite", checkpoints)
                 evaluation = held_out.evaluate(done)
                 logger.log_evaluation(done, evaluation)
             minutes = recipe.checkpoint_minutes

@@ -68,6 +68,10 @@ class Probe:
         """Hash of the weights that the features depend on."""
         return hash_weights(weight for weight in self.model.weights if not weight.path.startswith("head/"))[:16]
 
+    def forget(self) -> None:
+        """Begin again, without any features."""
+        self._done.assign(0)
+
     def run(
         self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, print_line: PrintLine, show: bool
     ) -> dict[str, Any]:
@@ -150,8 +154,6 @@ class Probe:
         (train, labels), (held_out, held_out_labels) = rows if len(rows) == 2 else (rows[0], ((), ()))
         if len(labels) < 2:
             raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
-        if not np.isfinite(train).all():
-            raise ValueError("The model must compute finite features. Received: NaN or infinity")
         candidates = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
         best = min(candidates, key=lambda candidate: candidate.loss)
         print_line(

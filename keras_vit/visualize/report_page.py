@@ -17,7 +17,7 @@ from keras_vit._util.files import check_results, replacing
 from keras_vit._util.html import COLOURS
 from keras_vit._util.progress import timed, track
 from keras_vit._util.text import byte_size, needs_extra, scaled
-from keras_vit.model.classify import single_images
+from keras_vit.model.classify import check_outputs, single_images
 from keras_vit.model.config import ViTConfig, name_of
 from keras_vit.model.cost import count
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -279,11 +279,7 @@ def _collect(model: VisionTransformer, images: np.ndarray, top: int, *, progress
     """Compute what a report shows of a model and prepared images; raise a ValueError for NaN or infinity."""
     config = model.config
     norms = tokens.token_norms(model, images)
-    if not np.isfinite(norms).all():
-        raise ValueError(
-            f"{model.name!r} computes NaN or infinity from these images: there is nothing to draw. Received: "
-            f"tokens that are not finite, computed in {model.layers[1].compute_dtype}"
-        )
+    check_outputs(norms)
     functions: dict[str, Any] = {"rank": tokens.effective_rank, "components": tokens.patch_components}
     if config.has_attention:
         functions["rollout"] = attention.attention_rollout
@@ -296,6 +292,9 @@ def _collect(model: VisionTransformer, images: np.ndarray, top: int, *, progress
     colours, foreground = data["components"]
     lens = data.get("lens")
     logits = lens[-1] if lens is not None else model.predict(images, verbose=0) if config.num_classes else None
+    for values in (lens, logits):
+        if values is not None:
+            check_outputs(values, are_logits=True)
     return data | {
         "config": config,
         "parameters": model.count_params(),

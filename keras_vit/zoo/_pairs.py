@@ -114,8 +114,9 @@ def zero_shot(
         'seven'
     """
     names = _checked_names(classes)
-    texts = [templates] if isinstance(templates, str) else None if templates is None else list(templates)
-    if texts is not None and not (texts and all(isinstance(text, str) and "{}" in text for text in texts)):
+    texts = [templates] if isinstance(templates, str) else templates
+    are_texts = isinstance(texts, list | tuple) and all(isinstance(text, str) and "{}" in text for text in texts)
+    if texts is not None and not (texts and are_texts):
         raise ValueError(f'templates must be texts with "{{}}" in place of a name. Received: {templates!r:.200}')
     encoder = _text_half(name_or_path, weights) if text_encoder is None else _text_half(text_encoder)
     scale, bias = encoder.config.logit_scale, encoder.config.logit_bias

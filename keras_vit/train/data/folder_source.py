@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.files import READABLE
+from keras_vit._util.files import READABLE, hash_files
 from keras_vit._util.text import abbreviated, escaped, warn
 from keras_vit.train.data.dataset_files import hash64, is_decodable, is_folder, list_files, read_image
 from keras_vit.train.data.split import Damage, Data, DataRequest, Example, RandomAccess
@@ -281,10 +281,12 @@ def open_images(
     labels: Sequence[bytes] | np.ndarray,
     read_label: Callable[[tf.Tensor], tf.Tensor] = lambda label: label,
     check_label: Callable[[int], str | None] = lambda index: None,
+    label_files: Sequence[str] = (),
 ) -> RandomAccess:
     """Create the split of listed images; `read_label` maps an element of `labels` to the label of an example.
 
-    `check_label` returns why a label cannot be used, of an image that can be decoded.
+    `check_label` returns why a label cannot be used, of an image that can be decoded. `label_files` are all files that
+    labels are read from; without them a label is the name of a folder.
     """
     paths = [f"{image_list.folder}/{file}" for file in image_list.files]
 
@@ -310,6 +312,7 @@ def open_images(
         make_reader=make_reader,
         damage=Damage(folder, len(paths), name_of, check, fail=fail),
         example_name=name_of,
+        fingerprint=lambda: hash_files([*paths, *label_files]),
     )
 
 

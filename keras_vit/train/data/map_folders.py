@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.text import abbreviated, escaped, needs_extra
+from keras_vit._util.text import abbreviated, escaped, needs_extra, text_lines
 from keras_vit.converters.containers import check_npy
 from keras_vit.dense.map_tasks import IGNORED, Depth, Segmentation
 from keras_vit.model.images import MAX_PIXELS, PIXEL_LIMITS, read_header, upright_sides
@@ -51,6 +51,7 @@ MILLIMETRES = 1000.0  # values per metre of NYU Depth V2's files; KITTI's have 2
 ONE_CHANNEL = ("1", "L", "P")  # Pillow's modes of 1 to 8 bits
 SIXTEEN_BITS = ("I;16", "I;16B", "I")
 _BIT_DEPTH, _COLOUR_TYPE = 24, 25  # their places in a PNG file
+_ORIENTATION_TAG = 0x0112  # of EXIF
 
 
 def find_kind(folder: str, request: DataRequest) -> str | None:
@@ -83,12 +84,14 @@ def open_map_folder(folder: str, kind: str, request: DataRequest) -> Data:
     task, dtype = make_task(num_classes=len(class_names)), tf.float32 if kind == "depth" else tf.uint8
 
     def open_maps(image_list: ImageList) -> RandomAccess:
+        maps = [f"{folder}/{name}" for name in image_list.labels]
         return open_images(
             image_list,
             request,
-            labels=[os.fsencode(f"{folder}/{name}") for name in image_list.labels],
+            labels=list(map(os.fsencode, maps)),
             read_label=lambda path: _read_map_in_graph(path, read, dtype),
             check_label=lambda index: _check_map(image_list, index, task, read),
+            label_files=[*maps, f"{folder}/{DEPTH_SCALE}"],
         )
 
     splits = [open_maps(image_list) if image_list else None for image_list in image_lists]
@@ -144,25 +147,22 @@ def _pair(folder: str, images: str, maps: str, suffixes: tuple[str, ...]) -> tup
     return [(group[0][0], group[1][0]) for group in groups.values() if all(group)], others
 
 
-def _read_text(path: str) -> str | None:
-    """Read a text file; None if there is none."""
+def _read_lines(path: str) -> list[str] | None:
+    """Read the lines of a text file; None if there is none."""
     if not tf.io.gfile.exists(path):
         return None
-    try:
-        return bytes(tf.io.read_file(path).numpy()).decode("utf-8-sig")
-    except ValueError:
-        raise ValueError(f"{escaped(path)} must be text in UTF-8") from None
+    return text_lines(bytes(tf.io.read_file(path).numpy()), escaped(path))
 
 
 def _class_names(folder: str, image_lists: Sequence[ImageList | None]) -> tuple[str, ...]:
     """Read the names in classes.txt; without it they are the numbers up to the largest in any mask."""
-    text = _read_text(f"{folder}/{CLASSES}")
-    if text is not None:
-        names = tuple(line.strip() for line in text.strip().splitlines())
+    lines = _read_lines(f"{folder}/{CLASSES}")
+    if lines is not None:
+        names = tuple(lines)
         if not names or not all(names) or len(set(names)) != len(names) or len(names) > IGNORED:
             raise ValueError(
-                f"{escaped(folder)}/{CLASSES} must have one name in each line, 1 to {IGNORED} different ones. "
-                f"Received: {abbreviated(names) or 'an empty file'}"
+                f"{escaped(folder)}/{CLASSES} must have one name in each line from the first, 1 to {IGNORED} different "
+                f"ones. Received: {abbreviated([name or 'an empty line' for name in names]) or 'an empty file'}"
             )
         return names
     paths = [f"{folder}/{name}" for image_list in image_lists if image_list for name in image_list.labels]
@@ -178,9 +178,9 @@ def _class_names(folder: str, image_lists: Sequence[ImageList | None]) -> tuple[
 
 
 def _depth_scale(folder: str) -> float:
-    text = _read_text(f"{folder}/{DEPTH_SCALE}")
+    text = _read_lines(f"{folder}/{DEPTH_SCALE}")
     try:
-        scale = MILLIMETRES if text is None else float(text)
+        scale = MILLIMETRES if text is None else float(" ".join(text))
     except ValueError:
         scale = 0.0
     if not 0 < scale < np.inf:
@@ -224,14 +224,15 @@ def read_depth(data: bytes, scale: float = MILLIMETRES) -> np.ndarray:
         values = np.load(io.BytesIO(data), allow_pickle=False)
         if values.ndim != 2 or values.dtype.kind != "f":
             raise ValueError(f"must be floats (height, width) in metres. Received: {values.dtype} {values.shape}")
-        metres = np.nan_to_num(values.astype(np.float32), nan=0.0)
+        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
+            metres = np.where(np.isnan(values), 0, values).astype(np.float32)
     else:
         mode, values = _decode_png(data)
         if mode not in SIXTEEN_BITS:
             raise ValueError(f"must be a PNG with one channel of 16 bits, or .npy. Received: {mode}")
         metres = values.astype(np.float32) / np.float32(scale)
     if not (np.isfinite(metres).all() and metres.min(initial=0) >= 0):
-        raise ValueError("must have distances of 0 m or more. Received: negative or infinite ones")
+        raise ValueError("must have distances of 0 m or more, NaN or 0 for none. Received: negative or infinite ones")
     return metres
 
 
@@ -244,9 +245,13 @@ def _decode_png(data: bytes) -> tuple[str, np.ndarray]:
             width, height = image.size
             if height * width > MAX_PIXELS:
                 raise ValueError(f"{PIXEL_LIMITS} Received: height and width {height} x {width}")
-            return image.mode, np.asarray(image)
+            orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+            mode, values = image.mode, np.asarray(image)
     except Exception as error:  # Pillow's readers raise errors of many types
         raise ValueError(f"cannot be decoded as PNG: {str(error) or type(error).__name__}") from None
+    if orientation != 1:  # programs that write it differ in what they have turned
+        raise ValueError(f"must be saved upright, without an EXIF orientation. Received: orientation {orientation}")
+    return mode, values
 
 
 def _read_map(path: str, read: Callable[[bytes], np.ndarray]) -> np.ndarray:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from keras_vit._util.checks import as_path
 from keras_vit.model import task as tasks
+from keras_vit.model.vision_transformer import hash_weights
 from keras_vit.train.data import tfds_source
 from keras_vit.train.data.dataset_files import is_folder
 from keras_vit.train.data.folder_source import open_folder
@@ -102,7 +103,12 @@ def _open_arrays(data: Mapping[str, Any], *, needs_labels: bool) -> Data:
     for split, array in labels.items():
         kind(num_classes=num_classes).check_labels(split, array)
     splits = {
-        split: RandomAccess(name=f"arrays {split}", count=len(pair[0]), make_reader=functools.partial(_reader, *pair))
+        split: RandomAccess(
+            name=f"arrays {split}",
+            count=len(pair[0]),
+            make_reader=functools.partial(_reader, *pair),
+            fingerprint=functools.partial(hash_weights, pair, str([array.shape for array in pair])),
+        )
         for split, pair in arrays.items()
     }
     return Data(

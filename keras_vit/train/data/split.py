@@ -180,6 +180,7 @@ class Split(abc.ABC):
     renumber: Callable[[tf.Tensor], tf.Tensor] | None = None  # gives a label the new numbers of its classes
     check: Callable[[], None] = lambda: None  # raises a ValueError that names a damaged file of records
     damage: Damage | None = None  # of a folder; of other data each example must be readable
+    fingerprint: Callable[[], str] = lambda: ""  # returns a hash that changes with the images, their order or labels
 
     def __post_init__(self) -> None:
         if not 0 < self.count <= MAX_EXAMPLES:
@@ -335,6 +336,10 @@ class Data:
         if self.train is None:
             raise ValueError(f"{self.name} has no training images")
         return self.train
+
+    def fingerprint(self) -> list[str]:
+        """Hashes of the splits: their images, in order, and labels; of files the names, sizes and times."""
+        return [split.fingerprint() for split in (self.train, self.evaluation) if split]
 
     @property
     def task(self) -> Task:

@@ -14,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.downloads import cache_folder
-from keras_vit._util.files import count_records
+from keras_vit._util.files import count_records, hash_files
 from keras_vit._util.text import error_reason, nearest, needs_extra, warn
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model import images
 from keras_vit.model.task import Classification
-from keras_vit.train.data.dataset_files import READ_ERRORS, list_files
+from keras_vit.train.data.dataset_files import READ_ERRORS, hash64, list_files
 from keras_vit.train.data.folder_source import ALL, HELD_OUT, TRAIN, normalize_name
 from keras_vit.train.data.split import (
     LABELS_AT_ONCE,
@@ -71,6 +71,11 @@ class RecordFiles:
         self.instructions = instructions
         self._takes = np.array([file.take for file in instructions], np.int64)
         self.count = int(self._takes.sum())  # examples in all files
+
+    def fingerprint(self) -> str:
+        """Hash the names, sizes and times of the files, and which examples are read."""
+        files = [os.fspath(file.filename) for file in self.instructions]
+        return f"{hash_files(files)} {hash64(str([(file.skip, file.take) for file in self.instructions])):x}"
 
     def stream(self, seed: tf.Tensor | None) -> tf.data.Dataset:
         """Stream (index, TFRecord) of every example, file after file, or interleaved in an order given by a seed."""
@@ -133,7 +138,13 @@ def in_memory_split(name: str, files: RecordFiles, parse: Parse) -> RandomAccess
         records = load_records()
         return lambda index: parse(index, records[index])
 
-    return RandomAccess(name=name, count=files.count, make_reader=make_reader, check=lambda: files.check(parse))
+    return RandomAccess(
+        name=name,
+        count=files.count,
+        make_reader=make_reader,
+        check=lambda: files.check(parse),
+        fingerprint=files.fingerprint,
+    )
 
 
 def array_record_split(name: str, files: RecordFiles, parse: Parse) -> RandomAccess:
@@ -156,7 +167,7 @@ def array_record_split(name: str, files: RecordFiles, parse: Parse) -> RandomAcc
 
         return read
 
-    return RandomAccess(name=name, count=files.count, make_reader=make_reader)
+    return RandomAccess(name=name, count=files.count, make_reader=make_reader, fingerprint=files.fingerprint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,7 +398,15 @@ def _open_split(info: Any, name: str, schema: Schema, memory: int) -> Split:
         return in_memory_split(title, files, parse)
     buffer = max(1, memory // record_bytes)
     check = functools.partial(files.check, parse)
-    return RecordStream(name=title, count=files.count, files=files, parse=parse, buffer=buffer, check=check)
+    return RecordStream(
+        name=title,
+        count=files.count,
+        files=files,
+        parse=parse,
+        buffer=buffer,
+        check=check,
+        fingerprint=files.fingerprint,
+    )
 
 
 def _make_parser(features: Any, schema: Schema, title: str) -> Parse:
