@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import digits, text, train, zoo
+from keras_vit import cli, digits, text, train, zoo
 from keras_vit.batch.compute import import_ray
 from keras_vit.export import exported
 from keras_vit.export.litert import builder
@@ -86,3 +87,16 @@ def test_a_recipe_is_printed_by_what_it_sets() -> None:
         assert len(repr(train.recipe(name))) < 480, name
     with pytest.raises(ValueError, match=r"^Give a recipe and a model, or continue_from. Received: no model$"):
         train.run("finetune")
+
+
+def test_a_command_that_was_interrupted_does_not_wait_for_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+
+    def interrupted() -> None:
+        raise SystemExit(cli.INTERRUPTED)
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setattr(os, "_exit", left.append)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert left == [130]
