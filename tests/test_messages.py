@@ -60,11 +60,11 @@ def test_one_function_says_each_and_every_extra_exists() -> None:
 
 def test_a_warning_shows_the_line_outside_of_the_package() -> None:
     images = np.zeros((8, 16, 16, 3), np.uint8)
-    recipe = train.recipe("digits", steps=1, batch_size=8, optimizer="sgd", ema_decay=0.9999, xla=False)
+    recipe = train.recipe("digits", epochs=1, batch_size=8, warmup_steps=100, xla=False)
     data = {"train": (images, np.arange(8))}
-    with pytest.warns(UserWarning, match="with ema_decay=0.9999 the average after 1 steps") as caught:
+    with pytest.warns(UserWarning, match="a warm-up of 100 leaves no step of 1") as caught:
         train.run(recipe, model=tiny(image_size=16, num_layers=1), data=data, progress=False)
-    assert [w.filename for w in caught if "ema_decay" in str(w.message)] == [__file__]
+    assert [w.filename for w in caught if "warm-up" in str(w.message)] == [__file__]
     with pytest.warns(DeprecationWarning, match="accept_licence is now spelled accept_license") as caught:
         zoo.load("digits", accept_licence=True)
     assert [warning.filename for warning in caught] == [__file__]
