@@ -110,6 +110,7 @@ def _result_row(file: str, result: Any) -> dict[str, Any]:
 
 GOLDEN = 0.618  # share of the circle between the hues of two classes: neighbours are never alike
 COLOUR = 0.5  # its share in an overlay
+NOT_PAINTED = ("background", "unlabeled", "unlabelled", "void")  # names of classes whose pixels an overlay leaves
 MOST_VALUES = 65_535  # of 16 bits
 PNG_SCALES = (1000.0, 256.0)  # values per metre: millimetres as NYU, then as KITTI
 # Colours from the least to the largest distance: the near is warm.
@@ -157,7 +158,11 @@ def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: in
         values = found.astype(np.uint8 if found.dtype == np.uint8 else np.uint16)
         hues = (number * GOLDEN % 1 for number in range(model.task.num_classes))
         colours = 255 * np.array([colorsys.hsv_to_rgb(hue, 0.7, 0.95) for hue in hues])
-        picture = (COLOUR * colours[found] + (1 - COLOUR) * pixels).astype(np.uint8)
+        names = model.task.class_names() or []
+        shares = np.full(len(colours), COLOUR)
+        shares[[number for number, name in enumerate(names) if name.casefold() in NOT_PAINTED]] = 0
+        share = shares[found][..., None]
+        picture = (share * colours[found] + (1 - share) * pixels).astype(np.uint8)
         result = model.task.shares(found[None], top)[0]
     if paths is not None:
         write_png(paths[0], values[..., None])

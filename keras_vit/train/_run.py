@@ -40,6 +40,7 @@ CHANGEABLE_FIELDS = (
     "eval_steps",
     "steps_per_call",
 )
+MOST_METRICS = 5  # that are printed of a result; `metrics` has all
 FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint; those of earlier versions lack it
 CHANGED = "the images or labels, or the times of their files, are not those of the run before"
 FINISHED = (
@@ -84,18 +85,25 @@ class Result:
     stopped: bool
     best: Best | None = None
 
+    def __repr__(self) -> str:
+        """Results as lines, as `print` shows them."""
+        lines = [f"{name}: {value}" for name, value in self._facts().items() if value is not None]
+        return "\n  ".join([f"Result of {self.recipe.name}", *lines])
+
     def _repr_html_(self) -> str:
         """Results as a table for notebooks."""
+        return html.facts(self.recipe.name, self._facts())
+
+    def _facts(self) -> dict[str, str | int | None]:
         best = f"step {self.best.step:,}, {self.best.path or 'not saved'}" if self.best else None
-        values = {
-            **{name: f"{value:.4f}" for name, value in self.metrics.items()},
+        return {
+            **{name: f"{value:.4f}" for name, value in [*self.metrics.items()][:MOST_METRICS]},
             "steps": f"{self.steps:,}" + " (stopped: the same call resumes the run)" * self.stopped,
             "best model": best,
             "images/s": f"{self.images_per_second:,.0f}",
             "unreadable images": self.skipped or None,
             "folder": self.out,
         }
-        return html.facts(self.recipe.name, values)
 
 
 def run(
