@@ -44,6 +44,8 @@ def test_what_a_newcomer_tries_is_answered() -> None:
         (lambda: VisionTransformer("digits"), TypeError, "keras_vit.zoo.load"),  # type: ignore[arg-type]
         (lambda: built(num_classes=0).classify(np.zeros((8, 8, 3), np.uint8)), ValueError, "num_classes=0"),
         (lambda: keras_vit.nothing, AttributeError, "nothing"),
+        (lambda: keras_vit.text.load("SigLIP2-B/16"), FileNotFoundError, "keras_vit.zoo.text_encoder(name)"),
+        (lambda: keras_vit.export.tflite(built(), "x.tflite", verify=False), ValueError, "built-in patterns"),
     ):
         assert words in message(function, kind)
     assert not np.any(np.asarray(zoo.load("digits", weights="none").get_layer("head").kernel))

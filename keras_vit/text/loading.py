@@ -71,7 +71,10 @@ def load(
         >>> keras_vit.text.load("text.keras").config == config
         True
     """
-    file = find_weights(path)
+    try:
+        file = find_weights(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}. A model of the zoo by its name: keras_vit.zoo.text_encoder(name)") from None
     if is_keras_file(file):
         check_keras_facts(config=config, format=format, tokenizer=tokenizer)
         return _load_keras(file, dtype, allow_nonfinite=allow_nonfinite)
