@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keras_vit._util.text import install_command
+from keras_vit._util.text import needs_extra
 
 __all__ = ["Digits", "load"]
 
@@ -47,11 +47,9 @@ def load() -> Digits:
         >>> digits.load().test_images.shape
         (360, 8, 8, 3)
     """
-    try:
+    with needs_extra("The data set of digits", "demo"):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
-    except ImportError as error:
-        raise ImportError(f"The digits come from scikit-learn: `{install_command('demo')}`") from error
 
     grey, labels = load_digits(return_X_y=True)  # (1797, 64), 0..16
     images = np.round(grey * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1).repeat(3, axis=-1)

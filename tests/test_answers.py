@@ -44,6 +44,8 @@ def test_what_a_newcomer_tries_is_answered() -> None:
         (lambda: VisionTransformer("digits"), TypeError, "keras_vit.zoo.load"),  # type: ignore[arg-type]
         (lambda: built(num_classes=0).classify(np.zeros((8, 8, 3), np.uint8)), ValueError, "num_classes=0"),
         (lambda: keras_vit.nothing, AttributeError, "nothing"),
+        (lambda: keras_vit.text.load("SigLIP2-B/16"), FileNotFoundError, "keras_vit.zoo.text_encoder(name)"),
+        (lambda: keras_vit.export.tflite(built(), "x.tflite", verify=False), ValueError, "built-in patterns"),
     ):
         assert words in message(function, kind)
     assert not np.any(np.asarray(zoo.load("digits", weights="none").get_layer("head").kernel))
@@ -75,3 +77,13 @@ def test_pixels_are_no_prepared_images() -> None:
         model(model.preprocess(pixels))
         model.predict(model.preprocess(pixels), verbose=0)
         built()(3 * prepared(tiny()))
+
+
+def test_a_result_is_printed_in_twelve_lines() -> None:
+    metrics = {f"metric {number}": 0.5 for number in range(30)}
+    facts: dict[str, Any] = {"images_per_second": 7.0, "skipped": 1, "unread": 0, "out": "runs/a", "stopped": True}
+    recipe = keras_vit.train.recipe("digits")
+    result = keras_vit.train.Result(built(), recipe, metrics, [{"loss": 1.0}] * 999, 999, best=None, **facts)
+    printed = str(result)
+    assert len(printed.splitlines()) <= 12 and max(map(len, printed.splitlines())) <= 80
+    assert "steps: 999 (stopped" in printed and "folder: runs/a" in printed and len(repr(recipe)) < 800

@@ -14,8 +14,9 @@ from scipy import special
 
 from keras_vit import ViTConfig, train
 from keras_vit.errors import CheckpointError
+from keras_vit.model.cost import count
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train import distill
+from keras_vit.train import distill, planner, strategies
 from model_weights import assert_same_bits, values
 from refusals import unrefused
 from tiny_models import built, randomised, tiny
@@ -133,6 +134,45 @@ def test_photos_need_no_labels(tmp_path: Path) -> None:
     recipe = train.recipe("distill-features", **SHORT)
     result = train.run(recipe, model=tiny(), teacher=teacher, data={"train": (views(), None)}, progress=False)
     assert result.model.output_shape == (None, 32)
+
+
+def chosen(out: Path | None, teacher: Any, steps: int = 1, **fields: Any) -> tuple[train.Recipe, tuple[int, int]]:
+    """Run a step of a student of 32 pixels; return the recipe, and the size of the images that the teacher gets."""
+    sizes = []
+    copy = distill.Teacher.copy_model
+
+    def watched(self: distill.Teacher, recipe: train.Recipe) -> VisionTransformer:
+        model = copy(self, recipe)
+        sizes.append(model.config.size)
+        return model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distill.Teacher, "copy_model", watched)
+        recipe = train.recipe("distill-features", epochs=None, steps=steps, xla=False, crop="none", **fields)
+        data = {"train": (np.repeat(views(32), 16, 0), None)}
+        result = train.run(recipe, model=tiny(), teacher=teacher, data=data, out=out, progress=False)
+    return result.recipe, sizes[0]
+
+
+@pytest.mark.skipif(not strategies.is_cpu(), reason="on a GPU nothing is chosen")
+def test_a_cpu_gets_a_batch_and_a_size_of_the_teacher_from_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, teacher = models(num_layers=1, image_size=160)
+    teacher.save(tmp_path / "teacher.keras")
+    path = tmp_path / "teacher.keras"
+    student, other = VisionTransformer(tiny()).config, teacher.config.replace(image_size=32)
+    one = 3 * count(student).flops + count(other).flops
+    monkeypatch.setattr(planner, "CPU_STEP_FLOPS", 20 * one)
+    recipe, size = chosen(tmp_path / "run", path)
+    assert (recipe.teacher_size, recipe.batch_size, size) == (32, 16, (32, 32))
+    monkeypatch.setattr(planner, "CPU_STEP_FLOPS", 1e12)  # the run keeps what it began with, on any machine
+    again, size = chosen(tmp_path / "run", path)
+    assert (again.teacher_size, again.batch_size, size) == (32, 16, (32, 32))
+    recipe, size = chosen(None, path, teacher_size=48, batch_size=8)  # what the user states is kept,
+    assert (recipe.teacher_size, recipe.batch_size, size) == (48, 8, (48, 48))
+    recipe, size = chosen(None, teacher)  # also the size of a model of his own
+    assert (recipe.teacher_size, recipe.batch_size, size) == (None, 32, (160, 160))
 
 
 IMAGES = {"train": (views(), np.arange(3)), "class_names": ("a", "b", "c")}

@@ -332,6 +332,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("huggingface_dinov2", {"classifier": "gap", "layer_scale": 0.1, "mean_blocks": 2, "num_layers": 2}, "head/kernel"),
     ("timm", {"token_blocks": 2, "num_layers": 2}, "token_blocks=2"),
     ("google", {"token_blocks": 2, "num_layers": 2}, "token_blocks=2"),
+    (
+        "huggingface_dinov2",
+        {"num_classes": 0, "layer_scale": 0.1, "activation": "gelu_erf", "image_size": (16, 48)},
+        r"cannot express image_size=\(16, 48\).*square images alone.*timm",
+    ),
     ("huggingface_deit", {}, "num_registers=0"),
     ("huggingface_deit", {"distilled": True, "num_classes": 0}, "num_classes=0"),
     ("huggingface_dinov2", {"layer_scale": 0.1}, "head/kernel"),

@@ -71,6 +71,17 @@ def test_photos_and_masks_drawn_by_hand_are_never_replaced(tmp_path: Path, maps:
     assert not (tmp_path / "others").exists()
 
 
+def test_an_overlay_leaves_the_background_as_it_is(tmp_path: Path) -> None:
+    model = dense.segmenter(randomised(VisionTransformer(tiny())), 2, labels=["Background", "thing"])
+    file = photo(tmp_path / "a.png")
+    list(predict.map_each(model, [str(file)], to=tmp_path / "maps", top=1))
+    [classes] = model.predict_maps(file)
+    with Image.open(tmp_path / "maps" / "a-overlay.png") as overlay, Image.open(file) as picture:
+        is_same = (np.asarray(overlay) == np.asarray(picture.convert("RGB"))).all(axis=-1)
+    assert 0 < (classes == 0).mean() < 1
+    np.testing.assert_array_equal(is_same, classes == 0)
+
+
 def test_an_examination_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "evaluate", lambda *_args, **_options: pytest.fail("it should not begin"))
     (tmp_path / "file").write_bytes(HAND_MADE)

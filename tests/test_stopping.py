@@ -85,6 +85,12 @@ def test_a_run_that_stopped_between_micro_batches_continues_bit_for_bit(
     assert_same_bits(values(continued.model), values(run().model))
 
 
+def test_a_run_that_cannot_evaluate_says_so_before_its_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+    run(accumulation=1)
+    before, _, _ = capsys.readouterr().err.partition("a step takes")
+    assert "Nothing to evaluate on: no images are held out. Add a folder val/ beside train/" in before
+
+
 # ---- the handlers of signals
 
 
@@ -148,7 +154,8 @@ def test_the_second_ctrl_c_ends_the_process_at_once_and_keeps_the_last_whole_ste
                 assert line
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=120) != 0  # a micro-batch takes 600 seconds
-            assert "KeyboardInterrupt" in process.stderr.read()
+            said = process.stderr.read()
+            assert "Step 2 is saved: the same command resumes the run." in said and "KeyboardInterrupt" in said
         finally:
             process.kill()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_vit._util import progress
 from keras_vit.train import log_files
 from keras_vit.train.checkpoints import remove, replace_file
-from keras_vit.train.log_files import Log, plot
+from keras_vit.train.log_files import Log, MetricLogger, plot
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -152,3 +152,42 @@ def test_a_pipe_has_nothing_of_the_bar(capsys: pytest.CaptureFixture[str], monke
     for show in (True, False):
         assert list(progress.track([1, 2], "Working", show=show)) == [1, 2]
     assert capsys.readouterr().err == ""
+
+
+def test_a_pipe_gets_a_line_of_long_work_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.counter("Working", total=2000, done=10) as advance:
+        for second in range(1000):
+            now[0] = second
+            advance(1, f"loss {second}")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["Working: 42 of 2,000  loss 31", "Working: 73 of 2,000  loss 62"]
+    assert 10 < len(lines) < 25  # ever more rarely
+    with progress.counter("Loading", total=5 * 2**20, in_bytes=True) as advance:
+        now[0] += 31
+        advance(2**20)
+    assert capsys.readouterr().err == "Loading: 1.00 MiB of 5.00 MiB\n"
+
+
+def test_the_first_steps_say_how_long_the_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now: list[float] = [0.0]
+    said: list[str] = []
+    monkeypatch.setattr(log_files.time, "monotonic", lambda: now[0])
+    logger = MetricLogger(None, lambda *_: None, metrics=(), batch_size=32, steps=1000, print_line=said.append)
+    for seconds in (30.0, 2.0, 2.0):
+        now[0] += seconds
+        logger.add(1, np.zeros(3).view(Computed))
+    assert said == [
+        "a step takes 30 seconds (the first, which compiles), 1.07 images/s: at most 8.3 hours for 999 more",
+        "a step takes 2.0 seconds, 16 images/s: 33 minutes for 998 more",
+    ]
+
+
+class Computed(np.ndarray):
+    """A tensor of metrics."""
+
+    def numpy(self) -> np.ndarray:
+        return np.asarray(self)

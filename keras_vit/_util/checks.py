@@ -11,14 +11,13 @@ import errno
 import functools
 import math
 import os
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from keras_vit._util.text import nearest, suggestion
+from keras_vit._util.text import nearest, suggestion, warn
 
 Count = Annotated[int, "[1, inf)"]
 WholeNumber = Annotated[int, "[0, inf)"]
@@ -277,10 +276,10 @@ def given(**arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def warn_renamed(earlier: str, name: str, *, stacklevel: int = 3) -> None:
+def warn_renamed(earlier: str, name: str) -> None:
     """Warn that an earlier spelling, such as `accept_licence`, is accepted for the last time in this version."""
     text = f"keras_vit: {earlier} is now spelled {name}. The next version accepts only {name}."
-    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
+    warn(text, DeprecationWarning)
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:

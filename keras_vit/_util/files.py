@@ -12,13 +12,12 @@ import stat
 import struct
 import tempfile
 import tomllib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from keras_vit._util.checks import as_path, check_depth
-from keras_vit._util.text import abbreviated
+from keras_vit._util.text import abbreviated, warn
 from keras_vit.errors import VerificationError
 
 MARK = b"keras-vit"  # in the first MARKED bytes of every page and picture that a command writes and may replace
@@ -57,7 +56,7 @@ def check_results(
 def _status(path: str | os.PathLike[str]) -> os.stat_result | None:
     try:
         return Path(path).expanduser().stat()
-    except (OSError, ValueError):  # no file: a URL, a pattern
+    except (OSError, RuntimeError, ValueError):  # no file: a URL, a pattern, a text
         return None
 
 
@@ -207,7 +206,7 @@ def walk(places: Iterable[Path], is_wanted: Callable[[str], bool]) -> Iterator[s
         reason = (
             "links to folders, broken links, pipes or folders, not image files. Pass their paths to include folders"
         )
-        warnings.warn(f"Left out: {len(left_out):,} ({abbreviated(left_out)}), {reason}", stacklevel=2)
+        warn(f"Left out: {len(left_out):,} ({abbreviated(left_out)}), {reason}")
 
 
 def _visible(place: Path) -> Iterator[tuple[Path, list[str], list[str]]]:

@@ -1,9 +1,14 @@
 """Nearest names, readable sizes and install commands for messages and tables."""
 
+import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FrameType
 
+PACKAGE = "keras_vit"
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
 TIMES = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
 # TensorFlow puts these around a reason.
@@ -153,6 +158,26 @@ def scaled(number: float, base: int, units: tuple[str, ...]) -> str:
     value = number / base**power
     digits = 0 if power == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:,.{digits}f}{units[power]}"
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, with the line outside of this package that called it."""
+    level, called = 1, 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+            called = level + 1
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=called)
+
+
+@contextlib.contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Turn the error of an import in the block into one that says what needs the package, and how to install it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{what} needs the package {error.name}: {install_command(extra)}") from error
 
 
 def install_command(extra: str) -> str:

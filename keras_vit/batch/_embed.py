@@ -4,7 +4,6 @@ import json
 import os
 import re
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_vit._util.text import install_command
+from keras_vit._util.text import needs_extra, warn
 
-try:
+with needs_extra("keras_vit.batch", "batch"):
     import fsspec  # noqa: F401
     import pyarrow  # noqa: F401
-except ImportError as missing:
-    raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
 from keras_vit._util.checks import as_path, check_counts, given, one_of
 from keras_vit._util.files import MAX_BYTES
@@ -172,11 +169,11 @@ def _check_images(folder: Folder, unfinished: list[int], shard: tuple[int, int])
         reason = f"{folder.path} lists {folder.record['images']:,} images, and there are others now"
         if not unfinished:
             raise ValueError(f"{reason}. Its run is finished: choose a new folder")
-        warnings.warn(f"{reason}. Its run goes on with the images of the list", stacklevel=3)
-        return unfinished
+        warn(f"{reason}. Its run goes on with the images of the list")
+        return unfinished  # what is finished may be of images that are gone
     if stale := folder.stale(*shard):
         example = f"{len(stale):,}, such as {folder.file(stale[0]).name}"
-        warnings.warn(f"{folder.path}: files whose images have changed are computed again: {example}", stacklevel=3)
+        warn(f"{folder.path}: files whose images have changed are computed again: {example}")
     return sorted({*unfinished, *stale})
 
 

@@ -4,20 +4,17 @@ The search is exact, in blocks, so that memory is bounded.
 """
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_vit._util.text import install_command, printable
+from keras_vit._util.text import needs_extra, printable, warn
 
-try:
+with needs_extra("keras_vit.batch", "batch"):
     import pyarrow as pa
     import pyarrow.parquet as pq
-except ImportError as missing:
-    raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
 from keras_vit._util import html
 from keras_vit._util.checks import check_counts
@@ -134,7 +131,7 @@ def _folder_blocks(path: Path, width: int, size: int) -> Iterator[_Block]:
         raise ValueError(f"{path} has no embeddings, but {folder.record['what']}: run keras-vit embed without --what")
     files = folder.finished()
     if unfinished := folder.record["files"] - len(files):
-        warnings.warn(f"{path} lacks {unfinished:,} files: its run has not finished", stacklevel=4)
+        warn(f"{path} lacks {unfinished:,} files: its run has not finished")
     for name in files:
         try:
             with pq.ParquetFile(name) as file:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 from keras_vit._util.files import replacing
-from keras_vit._util.text import escaped, install_command
+from keras_vit._util.text import escaped, needs_extra
 from keras_vit.batch.folder import INPUTS, Folder
 from keras_vit.batch.images import Item
 from keras_vit.errors import DownloadError
@@ -208,9 +208,7 @@ def run_on_ray(
 
 def import_ray() -> Any:
     """Import ray, or raise an ImportError with the command that installs it."""
-    try:
+    with needs_extra('engine="ray"', "ray"):
         import ray
         import ray.data
-    except ImportError as error:
-        raise ImportError(f'engine="ray" needs the package ray: {install_command("ray")}') from error
     return ray

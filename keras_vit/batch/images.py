@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 from keras_vit._util import files
 from keras_vit._util.checks import as_list
 from keras_vit._util.files import MAX_BYTES, check_regular, count_records, read_file, read_limited
-from keras_vit._util.text import error_reason, install_command
+from keras_vit._util.text import error_reason, needs_extra
 from keras_vit.errors import DownloadError
 from keras_vit.model.classify import IMAGE_ERRORS
 from keras_vit.model.images import is_jpeg_or_png
@@ -169,10 +169,8 @@ def _read_records(place: str) -> Iterator[bytes]:
 
 
 def _array_records() -> Any:
-    try:
+    with needs_extra("A file of ArrayRecords", "train"):
         from array_record.python.array_record_data_source import ArrayRecordDataSource
-    except ImportError as error:
-        raise ImportError(f"Files of ArrayRecords need the package array_record: {install_command('train')}") from error
     return ArrayRecordDataSource
 
 

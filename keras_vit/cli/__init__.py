@@ -1,5 +1,7 @@
 """The command line, `keras-vit`."""
 
+import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -9,10 +11,12 @@ import typer
 from typer import Option
 
 from keras_vit import __version__
-from keras_vit._util.text import printable
+from keras_vit._util.text import printable, warn
 from keras_vit.cli import batch, demo, export, options, predict, show, train
 
 __all__ = ["app", "main"]
+
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 def _read_earlier_spelling(option: str) -> str:
@@ -20,7 +24,7 @@ def _read_earlier_spelling(option: str) -> str:
     if option != "accept-licence":
         return option
     text = "keras_vit: --accept-licence is now spelled --accept-license. The next version accepts only the latter."
-    warnings.warn(text, stacklevel=2)
+    warn(text)
     return "accept-license"
 
 
@@ -72,6 +76,12 @@ def main() -> None:
         warnings.showwarning = options.show_warning
         try:
             app()
+        except SystemExit as end:
+            if end.code == INTERRUPTED:  # TensorFlow would finish what it computes
+                with contextlib.suppress(OSError):
+                    sys.stdout.flush()
+                os._exit(INTERRUPTED)
+            raise
         except Exception as error:
             if not options.is_user_error(error):
                 raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ from typer import Argument, Option
 
 from keras_vit._util.checks import as_path
 from keras_vit._util.files import MAX_BYTES, check_results, is_image
+from keras_vit._util.text import warn
 from keras_vit.cli import options
 
 if TYPE_CHECKING:
@@ -161,4 +161,4 @@ def _warn_changed(folder: Folder) -> None:
         return
     if has_changed:
         change = "images were added, removed or changed since these vectors were computed"
-        warnings.warn(f"{folder.path}: {change}. Run keras-vit embed again to search in them", stacklevel=2)
+        warn(f"{folder.path}: {change}. Run keras-vit embed again to search in them")

@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import Rule, field_rules, given
-from keras_vit._util.text import GRAPH_NAMES, error_reason, printable
+from keras_vit._util.text import GRAPH_NAMES, error_reason, printable, warn
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -317,7 +316,7 @@ def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[s
     if reasons and len(reasons) == len(set(files or ())):
         raise reasons[0]
     if reasons:
-        warnings.warn(f"images that cannot be read are left out: {len(reasons):,}. Such as {reasons[0]}", stacklevel=2)
+        warn(f"images that cannot be read are left out: {len(reasons):,}. Such as {reasons[0]}")
     return files and [file for file in files if file not in errors]
 
 

@@ -5,7 +5,6 @@ import functools
 import json
 import struct
 import sys
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from keras_vit import zoo
 from keras_vit._util.checks import given
 from keras_vit._util.files import MARK, check_regular, check_results, image_files, readable_images, replacing
 from keras_vit._util.progress import track
-from keras_vit._util.text import abbreviated, printable, text_lines
+from keras_vit._util.text import abbreviated, printable, text_lines, warn
 from keras_vit.cli import options
 
 
@@ -111,6 +110,7 @@ def _result_row(file: str, result: Any) -> dict[str, Any]:
 
 GOLDEN = 0.618  # share of the circle between the hues of two classes: neighbours are never alike
 COLOUR = 0.5  # its share in an overlay
+NOT_PAINTED = ("background", "unlabeled", "unlabelled", "void")  # names of classes whose pixels an overlay leaves
 MOST_VALUES = 65_535  # of 16 bits
 PNG_SCALES = (1000.0, 256.0)  # values per metre: millimetres as NYU, then as KITTI
 # Colours from the least to the largest distance: the near is warm.
@@ -158,7 +158,11 @@ def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: in
         values = found.astype(np.uint8 if found.dtype == np.uint8 else np.uint16)
         hues = (number * GOLDEN % 1 for number in range(model.task.num_classes))
         colours = 255 * np.array([colorsys.hsv_to_rgb(hue, 0.7, 0.95) for hue in hues])
-        picture = (COLOUR * colours[found] + (1 - COLOUR) * pixels).astype(np.uint8)
+        names = model.task.class_names() or []
+        shares = np.full(len(colours), COLOUR)
+        shares[[number for number, name in enumerate(names) if name.casefold() in NOT_PAINTED]] = 0
+        share = shares[found][..., None]
+        picture = (share * colours[found] + (1 - share) * pixels).astype(np.uint8)
         result = model.task.shares(found[None], top)[0]
     if paths is not None:
         write_png(paths[0], values[..., None])
@@ -207,7 +211,7 @@ def visualize(
     """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
     files = image_files(images)
     if len(files) > MAX_IMAGES:
-        warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
+        warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen")
         files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
     check_results([out], inputs=files)
     found = options.find_model(model, **chosen)

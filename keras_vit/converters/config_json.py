@@ -3,13 +3,13 @@
 import fnmatch
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util.checks import is_count
 from keras_vit._util.files import MAX_JSON_BYTES, parse_object, replacing
+from keras_vit._util.text import warn
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
@@ -80,10 +80,9 @@ def check_overwrite(weights: Path, values: Mapping[str, Any], json_config: JsonC
         if present.get(_WRITTEN_BY) != "keras_vit":
             raise CheckpointError(f"{path} belongs to another checkpoint: write into a folder of its own")
         if _describes_other_file(present, weights):
-            warnings.warn(
+            warn(
                 f"keras_vit: {path} described {present[_WEIGHTS]} and now describes {weights.name}: other readers "
-                "would load the wrong config. Write each checkpoint into its own folder.",
-                stacklevel=4,
+                "would load the wrong config. Write each checkpoint into its own folder."
             )
 
 

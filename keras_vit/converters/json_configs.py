@@ -147,8 +147,17 @@ def _processor_sizes(values: Any) -> Fields:
     return {**resize, "crop_fraction": share}
 
 
+# Kinds of models in which transformers takes a square root of the number of patches, or computes a square of the side.
+_SQUARE = ("dinov2", "dinov2_with_registers", "clip_vision_model", "siglip", "siglip_vision_model")
+
+
 def _write_transformers(config: ViTConfig, keys: Keys, kind: str, name: str, processor: str, **others: Any) -> Fields:
     """Write the config.json of a class of transformers, with its preprocessor_config.json and its labels."""
+    if kind in _SQUARE and len({*config.size}) > 1:
+        raise CheckpointError(
+            f"config.json cannot express image_size={config.size}: transformers runs {name} on square images alone. "
+            "Write another format, such as timm, or model.resized(image_size) with one number first"
+        )
     ours = config.preprocessing
     sides = [math.floor(side / ours.crop_fraction + 1e-6) for side in config.size]
     height_width = dict(zip(_SIDES, sides, strict=True))

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_vit import position
 from keras_vit._util.checks import given
-from keras_vit._util.text import nearest
+from keras_vit._util.text import nearest, warn
 from keras_vit.converters.config_json import read_crop
 from keras_vit.converters.containers import KerasContainer, find_weights, is_keras_file, read_keras_config
 from keras_vit.converters.source import (
@@ -95,10 +95,7 @@ def load(
         if other_parts := checkpoint.tensors.other_parts:
             groups = collections.Counter(name.partition(".")[0].partition("/")[0] for name in other_parts)
             listed = ", ".join(f"{name} ({count})" for name, count in sorted(groups.items()))
-            warnings.warn(
-                f"keras_vit: {file.name} has other parts than the image encoder, which are not read: {listed}",
-                stacklevel=2,
-            )
+            warn(f"keras_vit: {file.name} has other parts than the image encoder, which are not read: {listed}")
         return model
 
 
@@ -111,11 +108,10 @@ def _report_size(checkpoint: Checkpoint) -> None:
     crop = read_crop(path)
     if crop is not None and crop != size and path not in _TOLD:
         _TOLD.add(path)
-        warnings.warn(
+        warn(
             f"keras_vit: {path.parent.name}/{path.name} is loaded for images of {size[0]} x {size[1]} pixels, as its "
             f"position embeddings; its preprocessor_config.json crops {crop[0]} x {crop[1]}. Choose with "
-            f"image_size={crop[0] if crop[0] == crop[1] else crop} (--image-size).",
-            stacklevel=3,
+            f"image_size={crop[0] if crop[0] == crop[1] else crop} (--image-size)."
         )
 
 
@@ -148,10 +144,9 @@ def build(
     check_tensors(checkpoint, variables, skip=new_layers)
     assign_tensors(checkpoint, model, variables, allow_nonfinite=allow_nonfinite)
     if "head/kernel" in variables and not np.any(variables["head/kernel"]):
-        warnings.warn(
+        warn(
             f"keras_vit: the head of {checkpoint.container.path.name} is all zeros, as in Google's imagenet21k files: "
-            "the logits mean nothing. Use the features, or num_classes= for a head to train.",
-            stacklevel=3,
+            "the logits mean nothing. Use the features, or num_classes= for a head to train."
         )
     return model
 

@@ -4,7 +4,6 @@ import collections
 import itertools
 import json
 import os
-import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from keras_vit._util.checks import as_path
 from keras_vit._util.files import replacing
+from keras_vit._util.text import warn
 from keras_vit.converters import config_json
 from keras_vit.converters.containers import ITEM_BYTES, TYPE_CODES, quoted
 from keras_vit.converters.loading import as_array, load, variables_by_path
@@ -112,10 +112,9 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     values = variables | moved
     plan = plan_file(config, {name: tuple(value.shape) for name, value in values.items()}, table)
     if plan.inexact:
-        warnings.warn(
+        warn(
             f"keras_vit: {table.format} files do not say {', '.join(plan.inexact)}. keras_vit notes it in the file and "
-            "reads it back; other readers' logits will differ in the fourth digit or so.",
-            stacklevel=2,
+            "reads it back; other readers' logits will differ in the fourth digit or so."
         )
     nonzero = [name for name in values if name not in plan.sources and np.any(as_array(values[name]))]
     if nonzero:

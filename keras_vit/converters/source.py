@@ -124,11 +124,11 @@ def recognise(container: Container, tower: str = "") -> Table:
     if len(found) == 1:
         return found[0]
     names = sorted(container.headers)
-    detected_by = {table.format: list(table.detect) for table in found or tables}
+    which = f"more than one format ({[table.format for table in found]})" if found else "no format"
     raise CheckpointError(
-        f"{container.path}: {'more than one' if found else 'no'} format is known by its tensors. "
-        f"Received {len(names)} tensors: {str(names[:5])[:300]}. Looked for {str(detected_by)[:500]}; format= accepts "
-        f"{formats(tower)} or a .toml table of your own. (Files of model.save_weights are read by model.load_weights.)"
+        f"{container.path}: {which} is known by its tensors. Received {len(names)} tensors: {str(names[:3])[:200]}.\n"
+        f"format= accepts {', '.join(formats(tower))}, or a .toml table of your own.\n"
+        "A file of model.save_weights is read by model.load_weights."
     )
 
 

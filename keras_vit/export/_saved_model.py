@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_vit._util.checks import as_path, check_counts, is_count, one_of
 from keras_vit._util.files import check_folder_path, temporary_path
-from keras_vit._util.text import install_command
+from keras_vit._util.text import needs_extra
 from keras_vit.export import server, verification
 from keras_vit.export.report import Report, measure_resources
 from keras_vit.model.config import ViTConfig
@@ -123,7 +123,8 @@ def _warmup_sizes(warmup: Iterable[int] | None) -> list[int]:
         return [int(size) for size in sizes]
     if warmup is None:
         return []
-    raise ImportError(f"Warm-up requests need `{install_command('serving')}`. Received: warmup={warmup!r:.200}")
+    with needs_extra(f"warmup={sizes}", "serving"):
+        raise ModuleNotFoundError(name="tensorflow_serving")
 
 
 def _write_graph(model: VisionTransformer, folder: Path, *, names: Sequence[str] | None, top: int) -> list[str]:

@@ -5,7 +5,6 @@ LiteRT does not check all that a file states. A cut-off file is refused here; ot
 
 import contextlib
 import functools
-import importlib.util
 import math
 import mmap
 import os
@@ -20,7 +19,7 @@ import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path, check_counts
-from keras_vit._util.text import install_command
+from keras_vit._util.text import needs_extra
 from keras_vit.export.litert.builder import IDENTIFIER, schema
 from keras_vit.export.litert.head import num_folded_weights
 from keras_vit.export.modes import Mode
@@ -329,9 +328,8 @@ def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any
 
 def _load_litert(path: Path, threads: int) -> ExportedModel:
     check_counts(threads=threads)
-    if importlib.util.find_spec("ai_edge_litert") is None:
-        raise ImportError(f"Writing and running .tflite files needs `{install_command('litert')}`")
-    from ai_edge_litert.interpreter import Interpreter
+    with needs_extra("Running a .tflite file", "litert"):
+        from ai_edge_litert.interpreter import Interpreter
 
     read_structure(path)
     try:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from keras_vit._util.progress import track
-from keras_vit._util.text import install_command, suggestion
+from keras_vit._util.text import needs_extra, suggestion
 from keras_vit.export.calibration import FileGraph, add_enlarged_crops, check_images, ignore_memory_warning, observe
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
 from keras_vit.export.litert.operators import Integers, RoundedDense, Storage
@@ -225,11 +225,9 @@ def quantize(
     The weights lie inside of the flatbuffer, aligned, unless it would exceed 2 GB: LiteRT and OpenVINO run such files.
     `calibration` is for modes with `needs_calibration`: (count, height, width, channels) of the input's dtype.
     """
-    try:
+    with needs_extra("Quantizing with calibration or to 4 bits", "litert"):
         import ai_edge_quantizer as package
         from ai_edge_quantizer import algorithm_manager, qtyping, quantizer  # noqa: F401
-    except ImportError:
-        raise ImportError(f"Quantizing with calibration or to 4 bits needs `{install_command('litert')}`") from None
     content = np.memmap(source, np.uint8, "c")  # the quantizer takes a buffer that could be written
     graph = FileGraph.read(content)
     recipe = _recipe(package, graph, mode)

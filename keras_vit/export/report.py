@@ -47,6 +47,9 @@ class Report:
         accelerated: which operators the accelerator takes, if the file was run on one.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
+        calibration_images: number of images on which a mode that calibrates was calibrated; None for other modes.
+        accuracy: share of the images whose best class is the labelled one, for the file; None without labels.
+        model_accuracy: the same for the model.
         files_error: for image files: largest difference of a probability from the model's for the same pixels; without
             a head, of a feature, divided by the largest.
         warmup: batch sizes of the warm-up requests that an export wrote into a SavedModel.

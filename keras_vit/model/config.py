@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from keras_vit._util import files
 from keras_vit._util.checks import Count, Share, WholeNumber
-from keras_vit._util.text import in_our_words, nearest
+from keras_vit._util.text import in_our_words, nearest, warn
 from keras_vit.model.config_groups import (
     ACTIVATIONS,
     CLASSIFIERS,
@@ -243,11 +242,10 @@ def warn_partial_patches(config: ViTConfig) -> None:
     used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
     # A ResNet pads the image: then the patches cover more than the image, and nothing is lost.
     if used[0] < height or used[1] < width:
-        warnings.warn(
+        warn(
             f"keras_vit: images of {height}x{width} pixels are no multiple of the "
             f"{config.stride[0]}x{config.stride[1]} patch; "
-            f"the model sees the upper left {used[0]}x{used[1]}, as in the official code.",
-            stacklevel=3,
+            f"the model sees the upper left {used[0]}x{used[1]}, as in the official code."
         )
 
 

@@ -1,12 +1,11 @@
 """Read class names, the lists in zoo/labels or a model's own, and compare them with those of data."""
 
 import functools
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from keras_vit._util import files
-from keras_vit._util.text import abbreviated
+from keras_vit._util.text import abbreviated, warn
 
 
 def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[str, str]]:
@@ -79,7 +78,7 @@ def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: 
         if list(found) != [str(number) for number in range(num_classes)]:
             last = class_names[-1]
             meaning = f"{last} is {texts[int(last)]!r}"
-            warnings.warn(f"The classes of {data} are taken as numbers of the model's: {meaning}.", stacklevel=4)
+            warn(f"The classes of {data} are taken as numbers of the model's: {meaning}.")
     if unknown := [name for name in class_names if name not in found]:
         others = sorted(set(range(num_classes)) - set(found.values())) + sorted(found.values())
         raise ValueError(

@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from keras_vit import position
 from keras_vit._util.files import read_file, read_limited
+from keras_vit._util.text import warn
 from keras_vit.model.config import Preprocessing
 
 DOWNLOADED = ("http://", "https://", "hf://")
@@ -57,10 +57,9 @@ def check_prepared(images: Any, config: Any) -> None:
     mean, std = (np.array(values) for values in (config.preprocessing.mean, config.preprocessing.std))
     most = FAR * float(np.abs([mean / std, (1 - mean) / std]).max())
     if first.max(initial=0) > most:
-        warnings.warn(
+        warn(
             f"keras_vit: the images have values beyond {most:.0f}, {FAR} times those of prepared images: "
-            "model.preprocess(images) prepares pixels, model.classify(images) does all",
-            stacklevel=3,
+            "model.preprocess(images) prepares pixels, model.classify(images) does all"
         )
 
 

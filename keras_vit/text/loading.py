@@ -32,7 +32,7 @@ from keras_vit.model import layers
 from keras_vit.model.config import ViTConfig, check_fields
 from keras_vit.model.config_groups import TextConfig
 from keras_vit.text.encoder import TextEncoder
-from keras_vit.text.tokenizer import Tokenizer, find_tokenizer
+from keras_vit.text.tokenizer import Tokenizer, find_tokenizer, import_libraries
 
 SCALES = ("logit_scale", "logit_bias")  # numbers that a pair of towers shares: fields of TextConfig, not variables
 
@@ -71,7 +71,10 @@ def load(
         >>> keras_vit.text.load("text.keras").config == config
         True
     """
-    file = find_weights(path)
+    try:
+        file = find_weights(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}. A model of the zoo by its name: keras_vit.zoo.text_encoder(name)") from None
     if is_keras_file(file):
         check_keras_facts(config=config, format=format, tokenizer=tokenizer)
         return _load_keras(file, dtype, allow_nonfinite=allow_nonfinite)
@@ -142,6 +145,8 @@ def _load_keras(path: Path, dtype: Any, *, allow_nonfinite: bool) -> TextEncoder
             arguments["dtype"] = dtype
         with layers.uninitialized():
             encoder = TextEncoder.from_config(arguments)
+        if any(name.endswith("/tokenizer") for name in weights.headers):
+            import_libraries()  # Keras would take the error for one of the file
         load_keras_weights(encoder, weights, allow_nonfinite=allow_nonfinite)
     return encoder
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import string
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,6 +15,7 @@ import numpy as np
 
 from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.files import parse_object
+from keras_vit._util.text import needs_extra, warn
 from keras_vit.errors import CheckpointError
 
 # The files of a tokenizer in a folder; the first of them that is there is read.
@@ -24,7 +24,6 @@ _MAX_BYTES = 64 << 20  # of one file; SigLIP 2's has 34 MB
 _MAX_LENGTH = 1 << 20  # larger values of model_max_length mean that there is none
 _MAX_PARTS = 4  # of a normalizer or pre-tokenizer, and characters that replace another; the families' have 3 and 1
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_INSTALL = "needs the packages of: pip install 'keras-vit-zoo[text]'"
 
 
 class Kind(NamedTuple):
@@ -164,10 +163,7 @@ class Tokenizer:
             tokens = [*self._start, *words[:room], self.end_id]
             row[: len(tokens)] = tokens
         if num_cut:
-            warnings.warn(
-                f"keras_vit: {num_cut} of {len(given)} texts are longer than {self.length} tokens and were cut",
-                stacklevel=2,
-            )
+            warn(f"keras_vit: {num_cut} of {len(given)} texts are longer than {self.length} tokens and were cut")
         return ids
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
@@ -219,18 +215,22 @@ def _read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def import_libraries() -> tuple[Any, Any]:
+    """Import tokenizers and sentencepiece, or raise an ImportError that says how to install them."""
+    with needs_extra("A tokenizer", "text"):
+        import sentencepiece
+        import tokenizers
+    return tokenizers, sentencepiece
+
+
 def _open_engine(model: bytes) -> tuple[str, Any]:
     """Open a tokenizer with its library; return its key in `_KINDS` and the library's object."""
-    try:
-        import tokenizers
-        from sentencepiece import SentencePieceProcessor
-    except ImportError as error:
-        raise ImportError(f"A tokenizer {_INSTALL}") from error
+    tokenizers, sentencepiece = import_libraries()
     with _library_errors("cannot be read as a tokenizer"):
         if not model:
             raise ValueError("it is empty")
         if not model.lstrip().startswith(b"{"):
-            return "siglip", SentencePieceProcessor(model_proto=model)
+            return "siglip", sentencepiece.SentencePieceProcessor(model_proto=model)
         _check_parts(parse_object(model))
         engine = tokenizers.Tokenizer.from_buffer(model)
     engine.no_truncation()

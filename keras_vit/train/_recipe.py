@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ from keras_vit._util.checks import (
     pair,
     table_problems,
 )
-from keras_vit._util.text import suggestion
+from keras_vit._util.text import suggestion, warn
 from keras_vit.model.config import ViTConfig, check_fields
 
 # Tensors that an optimizer keeps for each variable: the first in momentum_dtype, others in float32. "least_squares" has
@@ -47,7 +46,7 @@ _NOT_IN_CONFIG = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Recipe:
     """All settings of a training run except the model and the data. Frozen; `replace` makes a changed copy.
 
@@ -213,6 +212,12 @@ class Recipe:
             if rule.is_float and getattr(self, name) is not None:
                 object.__setattr__(self, name, float(getattr(self, name)))
 
+    def __repr__(self) -> str:
+        """Fields that differ from their defaults, without where they are from."""
+        own = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self) if f.name in FIELD_RULES}
+        shown = (f"{name}={value!r}" for name, (value, default) in own.items() if value not in (default, {}))
+        return f"Recipe({', '.join(text for text in shown if not text.startswith(('source=', 'notes=')))})"
+
     def _contradictions(self) -> Iterator[str]:
         """Yield a sentence for each contradiction between fields."""
         if (self.steps is None) == (self.epochs is None):
@@ -337,10 +342,9 @@ class Recipe:
             return min(round(self.warmup_fraction * total_steps), total_steps - 1)
         if (warmup := self.warmup_steps or 0) < total_steps:
             return warmup
-        warnings.warn(
+        warn(
             f"keras_vit: a warm-up of {warmup} leaves no step of {total_steps}; {total_steps // 5}, a fifth, are "
-            "used instead. Set warmup_steps to choose another number.",
-            stacklevel=2,
+            "used instead. Set warmup_steps to choose another number."
         )
         return total_steps // 5
 

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import tensorflow as tf
 from keras_vit._util import html
 from keras_vit._util.progress import counter
 from keras_vit._util.progress import print_line as print_to_stderr
+from keras_vit._util.text import warn
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -40,6 +40,7 @@ CHANGEABLE_FIELDS = (
     "eval_steps",
     "steps_per_call",
 )
+MOST_METRICS = 5  # that are printed of a result; `metrics` has all
 FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint; those of earlier versions lack it
 CHANGED = "the images or labels, or the times of their files, are not those of the run before"
 FINISHED = (
@@ -84,18 +85,25 @@ class Result:
     stopped: bool
     best: Best | None = None
 
+    def __repr__(self) -> str:
+        """Results as lines, as `print` shows them."""
+        lines = [f"{name}: {value}" for name, value in self._facts().items() if value is not None]
+        return "\n  ".join([f"Result of {self.recipe.name}", *lines])
+
     def _repr_html_(self) -> str:
         """Results as a table for notebooks."""
+        return html.facts(self.recipe.name, self._facts())
+
+    def _facts(self) -> dict[str, str | int | None]:
         best = f"step {self.best.step:,}, {self.best.path or 'not saved'}" if self.best else None
-        values = {
-            **{name: f"{value:.4f}" for name, value in self.metrics.items()},
+        return {
+            **{name: f"{value:.4f}" for name, value in [*self.metrics.items()][:MOST_METRICS]},
             "steps": f"{self.steps:,}" + " (stopped: the same call resumes the run)" * self.stopped,
             "best model": best,
             "images/s": f"{self.images_per_second:,.0f}",
             "unreadable images": self.skipped or None,
             "folder": self.out,
         }
-        return html.facts(self.recipe.name, values)
 
 
 def run(
@@ -180,7 +188,8 @@ def run(
         model, request = earlier.model, earlier.complete(request)
         teacher = earlier.teacher if teacher is None else teacher
     if recipe is None or model is None:
-        raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r:.200}, {model!r:.200}")
+        missing = " and no ".join(name for name, value in {"recipe": recipe, "model": model}.items() if value is None)
+        raise ValueError(f"Give a recipe and a model, or continue_from. Received: no {missing}")
     recipe = recipe.replace(**changes) if changes else recipe
     if request.data is None:
         raise ValueError(
@@ -289,10 +298,10 @@ def _restore(checkpoints: Checkpoints, state: TrainState | Probe) -> int | None:
     if isinstance(state, Probe):
         state.forget()
         checkpoints.clear()
-        warnings.warn(f"{checkpoints.folder}: {CHANGED}: all features are computed again", stacklevel=4)
+        warn(f"{checkpoints.folder}: {CHANGED}: all features are computed again")
         return None
     if then != MISSING:
-        warnings.warn(f"{checkpoints.folder}: {CHANGED}: training goes on with the data as they are now", stacklevel=4)
+        warn(f"{checkpoints.folder}: {CHANGED}: training goes on with the data as they are now")
     return restored
 
 

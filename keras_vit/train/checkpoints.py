@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ import filelock
 import tensorflow as tf
 
 from keras_vit._util.files import replacing
-from keras_vit._util.text import error_reason
+from keras_vit._util.text import error_reason, warn
 from keras_vit.dense.config import MapConfig
 from keras_vit.dense.model import DenseModel
 from keras_vit.errors import CheckpointError
@@ -179,7 +178,7 @@ class Checkpoints:
                 reasons.append(f"{path} is damaged: {reason[:300]}.")
                 continue
             for reason in reasons:
-                warnings.warn(f"{reason} Training continues from step {step}, the one before.", stacklevel=4)
+                warn(f"{reason} Training continues from step {step}, the one before.")
             self._latest = step
             return step
         if reasons:

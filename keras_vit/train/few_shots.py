@@ -6,7 +6,6 @@ float64. Cross-validation chooses the strength of the regularisation and the sca
 
 import functools
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from keras_vit._util.text import warn
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -239,10 +239,9 @@ def draw_images(
     if empty := [number for number, images in enumerate(drawn) if not len(images)]:
         raise ValueError(f"Few-shot needs an image of every class; these have none: {empty[:10]} of {num_classes}")
     if small := [number for number, images in enumerate(drawn) if len(images) < shots]:
-        warnings.warn(
+        warn(
             f"keras_vit: {len(small)} of {num_classes} classes have fewer than {shots} images, class {small[0]} "
-            f"{len(drawn[small[0]])}; all of them are used.",
-            stacklevel=3,
+            f"{len(drawn[small[0]])}; all of them are used."
         )
     return drawn
 

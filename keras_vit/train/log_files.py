@@ -10,14 +10,13 @@ import json
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.text import duration, install_command
+from keras_vit._util.text import duration, needs_extra, warn
 from keras_vit.train.checkpoints import as_os_error, is_local, make_folder, read_file, replace_file
 from keras_vit.train.step import metric_names
 
@@ -205,10 +204,8 @@ class MetricLogger:
 
 def plot(folder: str | os.PathLike[str]) -> str:
     """Draw loss, accuracy, learning rate and gradient norm of a run's log into `plot.png`; return its path."""
-    try:
+    with needs_extra("A plot", "plots"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"A plot needs the package matplotlib: {install_command('plots')}") from error
     path = make_folder(folder)
     records = _records(f"{path}/{FILE}")
     names = sorted({name for record in records for name in record}, key=lambda name: (len(name), name))
@@ -239,5 +236,5 @@ def _records(path: str) -> list[dict[str, Any]]:
             record = json.loads(line)
             records.append({**record, "step": int(record["step"])})
         except (ValueError, TypeError, LookupError):
-            warnings.warn(f"{path}: line {number} is incomplete or no record, and is left out.", stacklevel=5)
+            warn(f"{path}: line {number} is incomplete or no record, and is left out.")
     return records

@@ -9,7 +9,6 @@ import signal
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit._util.progress import print_line
+from keras_vit._util.text import warn
 from keras_vit.errors import DivergedError as DivergedError
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import strategies
@@ -65,6 +65,7 @@ def train(
     except KeyboardInterrupt:
         if checkpoints and steps.settle():
             save_checkpoint(state, int(state.step.numpy()), checkpoints, logger, stop)
+            print_line(f"Step {int(state.step.numpy()):,} is saved: the same command resumes the run.")
         raise
 
 
@@ -268,12 +269,12 @@ class Stop(contextlib.AbstractContextManager["Stop"]):
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Finish a block that saves a checkpoint before a second Ctrl-C ends the run; a third ends it at once."""
-        self._is_held = True
+        self._is_held, before = True, self._interrupts
         try:
             yield
         finally:
             self._is_held = False
-        if self._interrupts > 1:
+        if self._interrupts > max(before, 1):
             raise KeyboardInterrupt
 
     def _handle(self, number: int, _: FrameType | None) -> None:
@@ -427,7 +428,7 @@ def _read_best(folder: str) -> Best | None:
             raise ValueError(f"there is no {BEST_MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = str(error)[:100] or type(error).__name__
-        warnings.warn(f"{folder}/{BEST_RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=5)
+        warn(f"{folder}/{BEST_RECORD} cannot be used ({reason}): the best model is chosen anew.")
         return None
     return Best(step, metrics, f"{folder}/{BEST_MODEL}")
 

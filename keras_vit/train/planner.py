@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log2, prod
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util.checks import check_counts, given, one_of
-from keras_vit._util.text import byte_size
+from keras_vit._util.text import byte_size, warn
 from keras_vit.model.config import ViTConfig, canonical_name
 from keras_vit.model.cost import count, layer_costs, symbolic_model
 from keras_vit.model.layers import EncoderBlock
@@ -337,7 +336,7 @@ def check_memory(recipe: Recipe, planned: Plan, *, memory: int | None) -> None:
         message = _too_large(planned, memory, batch)
         if planned.total > REFUSED_SHARE * memory and not recipe.freeze:
             raise ValueError(message)
-        warnings.warn(f"keras_vit: {message}", stacklevel=5)
+        warn(f"keras_vit: {message}")
 
 
 def evaluation_batch(recipe: Recipe, config: ViTConfig, *, replicas: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.checks import is_count
-from keras_vit._util.text import byte_size, duration
+from keras_vit._util.text import byte_size, duration, warn
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.dense.model import DenseModel, depth, segmenter
 from keras_vit.model.config import ViTConfig
@@ -251,6 +251,11 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
             f"updates to kernels. Received: a model with LoRA: {special[:3]}"
         )
     keras.utils.set_random_seed(recipe.seed % 2**32)
+    if (policy := keras.config.dtype_policy().name) not in ("float32", recipe.precision):
+        warn(
+            f"keras_vit: the global dtype policy {policy!r} is not used: the recipe says "
+            f"precision={recipe.precision!r}. For half precision set precision='mixed_bfloat16'"
+        )
     config, labels = source.config, tuple(class_names) if class_names else None
     if isinstance(source, DenseModel):
         source = source.with_config(config.replace(**recipe.config_changes(config)), dtype=recipe.precision)
@@ -315,8 +320,7 @@ def _warn_long_average(recipe: Recipe, total: int) -> None:
     """Warn of a moving average that is longer than the run."""
     share = recipe.ema_decay**total if recipe.ema_decay else 0.0
     if share > 0.1:
-        warnings.warn(
+        warn(
             f"keras_vit: with ema_decay={recipe.ema_decay} the average after {total:,} steps is {share:.0%} the "
-            f"starting weights. For this length set ema_decay={0.01 ** (1 / total):.4g} or lower.",
-            stacklevel=4,
+            f"starting weights. For this length set ema_decay={0.01 ** (1 / total):.4g} or lower."
         )

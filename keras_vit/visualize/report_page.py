@@ -16,7 +16,7 @@ from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.files import check_results, replacing
 from keras_vit._util.html import COLOURS
 from keras_vit._util.progress import timed, track
-from keras_vit._util.text import byte_size, install_command, scaled
+from keras_vit._util.text import byte_size, needs_extra, scaled
 from keras_vit.model.classify import check_outputs, single_images
 from keras_vit.model.config import ViTConfig, name_of
 from keras_vit.model.cost import count
@@ -24,12 +24,10 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize import attention, tokens, weights
 from keras_vit.visualize._models import vision_transformer
 
-try:
+with needs_extra("The report", "plots"):
     from matplotlib import colormaps
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
-except ImportError as missing:
-    raise ImportError(f"The report needs matplotlib: {install_command('plots')}") from missing
 
 LIGHT = {name: light for name, (light, _) in COLOURS.items()}
 CHART = (4.4, 3.0)  # inches; a phone shows it 310 pixels wide, where a point is about a pixel

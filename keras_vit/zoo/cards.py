@@ -422,7 +422,7 @@ def read_family(path: str | Path) -> Family:
     """Read and check a .toml file of cards (zoo/README.md); one CardError lists everything that is wrong."""
     table = read_toml(path)
     if "licence" in table and "license" not in table:
-        warn_renamed("the key licence of a card", "license", stacklevel=4)
+        warn_renamed("the key licence of a card", "license")
         table["license"] = table.pop("licence")
     where = Path(path).name
     wrong = list(table_problems(table, _File, where))

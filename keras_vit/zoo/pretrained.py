@@ -97,7 +97,7 @@ def is_license_accepted(options: dict[str, Any], accept_license: bool) -> bool:
     """Read `accept_license`, and remove its earlier spelling from further options."""
     if "accept_licence" not in options:
         return accept_license
-    warn_renamed("accept_licence", "accept_license", stacklevel=4)
+    warn_renamed("accept_licence", "accept_license")
     return bool(options.pop("accept_licence")) or accept_license
 
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from keras_vit._util.text import install_command
+from keras_vit._util.text import needs_extra
 
 Shape = tuple[int | None, ...]  # None is a dimension of any size; only the batch may have it
 Array = np.ndarray | None  # the content of a buffer
@@ -26,10 +26,8 @@ _DATA, _OFFSET, _SIZE = 4, 6, 8  # vtable slots of the fields of the schema's ta
 
 def schema() -> Any:
     """Import the Python classes of the schema, which ai-edge-litert ships."""
-    try:
+    with needs_extra("Writing and reading .tflite files", "litert"):
         from ai_edge_litert import schema_py_generated
-    except ImportError:
-        raise ImportError(f"Writing and running .tflite files needs `{install_command('litert')}`") from None
     return schema_py_generated
 
 

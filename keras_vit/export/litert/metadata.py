@@ -8,11 +8,11 @@ the resize: the archive also holds `preprocessing.json`, which the examples for 
 import dataclasses
 import json
 import os
-import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_vit._util.text import warn
 from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.labels import single_lines
 
@@ -45,11 +45,10 @@ def pack_metadata(
 
     differs = any(len(set(values)) > 1 for values in (preprocessing.mean, preprocessing.std))
     if dtype == "float32" and differs:
-        warnings.warn(
+        warn(
             "keras_vit: MediaPipe refuses files of prepared images whose mean or std differ by channel; other runtimes "
             'take them. For MediaPipe, export with input_dtype="uint8": then the file normalizes the pixels. MediaPipe '
-            "resizes images in its own way: examples/android has a class that does it as the model.",
-            stacklevel=5,  # of export.tflite
+            "resizes images in its own way: examples/android has a class that does it as the model."
         )
     if dtype == "uint8":
         mean, std, smallest, largest = [0.0], [1.0], [0.0], [255.0]

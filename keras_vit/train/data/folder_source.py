@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -19,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.files import READABLE, hash_files
-from keras_vit._util.text import abbreviated, escaped
+from keras_vit._util.text import abbreviated, escaped, warn
 from keras_vit.train.data.dataset_files import hash64, is_decodable, is_folder, list_files, read_image
 from keras_vit.train.data.split import Damage, Data, DataRequest, Example, RandomAccess
 
@@ -193,7 +192,7 @@ def list_subsets(
         if count in (0, total):
             rest, held_out = (held_out if count else rest), None
             message = "has too few images for an evaluation split, so it has none."
-        warnings.warn(f"{escaped(rest.folder)} {message}", stacklevel=5)
+        warn(f"{escaped(rest.folder)} {message}")
     for image_list in (rest, held_out):
         if image_list and not image_list.files:  # of subsets that divide the images by their names
             raise ValueError(
@@ -268,11 +267,10 @@ def _warn_unread(folder: str, unread: Sequence[str]) -> None:
     kinds = collections.Counter(
         "folder" if name.endswith("/") else PurePosixPath(name).suffix.lower() or "no suffix" for name in unread
     )
-    warnings.warn(
+    warn(
         f"Files and folders in {escaped(folder)} that are not read: {len(unread):,}"
         f" ({abbreviated([f'{kind}: {count:,}' for kind, count in kinds.most_common()])}): {abbreviated(unread)}."
-        f" Only files in class folders with one of these suffixes are read: {', '.join(READABLE)}.",
-        stacklevel=5,
+        f" Only files in class folders with one of these suffixes are read: {', '.join(READABLE)}."
     )
 
 
@@ -322,4 +320,4 @@ def leave_out(message: str, count: str, *, fail: bool) -> None:
     """Warn that files which cannot be used are left out, or raise a ValueError."""
     if fail:
         raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip" (--on-bad-image skip).')
-    warnings.warn(f"{message} Left out: {count}.", stacklevel=4)
+    warn(f"{message} Left out: {count}.")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.text import abbreviated, escaped, install_command, text_lines
+from keras_vit._util.text import abbreviated, escaped, needs_extra, text_lines
 from keras_vit.converters.containers import check_npy
 from keras_vit.dense.map_tasks import IGNORED, Depth, Segmentation
 from keras_vit.model.images import MAX_PIXELS, PIXEL_LIMITS, read_header, upright_sides
@@ -238,10 +238,8 @@ def read_depth(data: bytes, scale: float = MILLIMETRES) -> np.ndarray:
 
 def _decode_png(data: bytes) -> tuple[str, np.ndarray]:
     """Decode a PNG file into Pillow's mode and its values."""
-    try:
+    with needs_extra("Reading maps", "train"):
         from PIL import Image
-    except ImportError:
-        raise ImportError(f"Reading maps needs the package pillow: `{install_command('train')}`") from None
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             width, height = image.size

@@ -19,7 +19,6 @@ import functools
 import gc
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit._util.checks import one_of
-from keras_vit._util.text import abbreviated, error_reason
+from keras_vit._util.text import abbreviated, error_reason, warn
 from keras_vit.model.labels import match_classes, names
 from keras_vit.model.task import Classification, Task
 from keras_vit.train.data.dataset_files import READ_ERRORS, is_decodable
@@ -165,10 +164,9 @@ class Damage:
         found = [f"{self._name_of(index)} {reason}" for index, reason in sorted(self.reasons.items())]
         if len(found) > self._warned:
             self._warned = len(found)
-            warnings.warn(
+            warn(
                 f"Images of {self._folder} that cannot be used: {abbreviated(found, self.NAMED)}. "
-                f"Left out: {len(found):,} of {self._count:,}.",
-                stacklevel=3,
+                f"Left out: {len(found):,} of {self._count:,}."
             )
 
 
@@ -412,10 +410,9 @@ def match_data(data: Data, labels: str | tuple[str, ...] | None, num_classes: in
             )
         found = list(data.class_names)
         if all(map(str.isdecimal, found)) and sorted(found, key=int) != found:
-            warnings.warn(
+            warn(
                 f"The model has no class names, and those of {data.name} are numbers in the order of text:"
-                f" {', '.join(found[:3])}, ... are the classes 0, 1, 2, ... For the order of numbers, rename 2 to 02.",
-                stacklevel=3,
+                f" {', '.join(found[:3])}, ... are the classes 0, 1, 2, ... For the order of numbers, rename 2 to 02."
             )
         return data
     numbers = match_classes(labels, num_classes, data.class_names, data.name)

@@ -4,7 +4,6 @@ import functools
 import io
 import os
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import tensorflow as tf
 
 from keras_vit._util.downloads import cache_folder
 from keras_vit._util.files import count_records, hash_files
-from keras_vit._util.text import error_reason, install_command, nearest
+from keras_vit._util.text import error_reason, nearest, needs_extra, warn
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model import images
 from keras_vit.model.task import Classification
@@ -234,22 +233,18 @@ class RecordStream(Split):
         return stream.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def tfds() -> Any:
+def tfds(extra: str = "train") -> Any:
     """Import tensorflow_datasets, or raise an ImportError that says how to install it."""
-    try:
+    with needs_extra("This kind of data", extra):
         import importlib_resources  # noqa: F401  tensorflow-datasets 4.9.10 needs it without requiring it
         import tensorflow_datasets
-    except ImportError as error:
-        raise ImportError(
-            f"This kind of data needs the package tensorflow-datasets (missing: {error.name}):"
-            f" `{install_command('train')}`"
-        ) from error
     return tensorflow_datasets
 
 
 def builder_named(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
     """Find the builder of a prepared data set, such as "cifar10" or "name/config:version", or of the digits."""
-    package, data_dir = tfds(), None if data_dir is None else os.fspath(data_dir)
+    package = tfds("demo" if name == DIGITS else "train")
+    data_dir = None if data_dir is None else os.fspath(data_dir)
     if name == DIGITS:
         return _prepare_digits(data_dir)
     if not re.fullmatch(r"\w+(/[\w.+-]+)?(:[\d.*]+)?", name):
@@ -323,7 +318,7 @@ def open_prepared(builder: Any, request: DataRequest, *, memory: int = MEMORY) -
         eval_split = ALL if normalize_name(eval_split) == ALL else None
     if not (train_split or eval_split) and set(info.splits) == {TRAIN}:
         train_split, eval_split = "train[:90%]", "train[90%:]"
-        warnings.warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.", stacklevel=4)
+        warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.")
     train_split = train_split or (TRAIN if TRAIN in info.splits else None)
     eval_split = eval_split or next((name for name in EVALUATION_SPLITS if name in info.splits), None)
     if schema.task is Segmentation and not schema.class_names:
