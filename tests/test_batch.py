@@ -164,6 +164,26 @@ def test_a_stopped_run_goes_on_with_the_same_bytes_and_no_image_twice(
     assert not list((tmp_path / "out").glob(".*.partial"))
 
 
+def test_what_changed_is_computed_again_and_what_is_gone_is_kept(tmp_path: Path) -> None:
+    paths = [Path(path) for path in photos(tmp_path / "photos")]
+    sources, out = [tmp_path / "photos" / str(number) for number in range(3)], tmp_path / "out"
+    embed(model(), sources, to=out)
+    assert [row["path"] for row in rows(out)] == list(map(str, paths))
+    before, time = contents(out), paths[0].stat().st_mtime_ns
+    paths[0].write_bytes(paths[1].read_bytes().ljust(paths[0].stat().st_size, b"\0"))
+    os.utime(paths[0], ns=(time, time))
+    with pytest.warns(UserWarning, match="computed again: 1, such as part-00000-of-00003.parquet"):
+        embed(model(), sources, to=out)
+    assert rows(out)[0]["embeddings"] == rows(out)[1]["embeddings"]
+    assert [contents(out)[name] == file for name, file in before.items()] == [False, True, True]
+    paths[0].unlink()
+    with pytest.raises(ValueError, match="lists 13 images, and there are others now. Its run is finished"):
+        embed(model(), sources, to=out)
+    (out / "part-00002-of-00003.parquet").unlink()
+    with pytest.warns(UserWarning, match="goes on with the images of the list"):
+        assert embed(model(), sources, to=out) == (out, 13, 0)  # with the vector of the image that is gone
+
+
 def test_shards_share_the_work_and_another_run_is_refused(tmp_path: Path) -> None:
     paths = photos(tmp_path / "photos")
     parts = []
@@ -424,6 +444,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rows_per_file": 0}, "rows_per_file must be an integer >= 1"),
     ({"dtype": "int8"}, "dtype must be one of"),
     ({"source": ""}, "source must be a path"),
+    ({"source": []}, "source must be a path or a list of paths"),
     ({"to": ""}, "to must be a path"),
     ({"to": "s3://bucket/rows"}, "to must be a folder of this machine.*s3://bucket/rows"),
     ({"source": "empty"}, "has no images"),

@@ -160,6 +160,9 @@ def test_after_every_kind_of_change_the_result_is_that_of_a_new_run_or_refused(
     outcomes = {}
     for command in (probe, embed, search):
         for name, change in CHANGES.items():
+            has_effect = change.photos is not keep or change.model or getattr(change, command.__name__, {})
+            if name != "nothing" and not has_effect:
+                continue
             place = tmp_path / f"{command.__name__} {name}"
             place.mkdir()
             outcomes[command.__name__, name] = outcome(command, change, place)
@@ -167,3 +170,19 @@ def test_after_every_kind_of_change_the_result_is_that_of_a_new_run_or_refused(
     assert [case for case, text in outcomes.items() if text == "OTHER"] == []
     unchanged = {outcomes[command.__name__, "nothing"] for command in (probe, embed, search)}
     assert unchanged == {"same: "}  # what was kept is used, without a word
+
+
+@pytest.mark.full
+def test_training_that_goes_on_with_other_labels_says_so(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (16, SIZE, SIZE, 3), np.uint8)
+    recipe = train.recipe("digits", steps=2, batch_size=8, image_size=SIZE, xla=False)
+
+    def fit(labels: np.ndarray) -> None:
+        train.run(recipe, model=tiny(num_layers=1), data={"train": (images, labels)}, out=tmp_path, progress=False)
+
+    fit(np.arange(16) % 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(np.arange(16) % 5)
+    with pytest.warns(UserWarning, match="not those of the run before: training goes on with the data as they are now"):
+        fit(np.arange(16)[::-1] % 5)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import csv
+import dataclasses
 import functools
 import io
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +100,27 @@ def test_the_command_writes_what_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     images, labels = np.zeros((4, 32, 32, 1), "uint8"), np.ones((4, 10), int)
     with pytest.raises(ValueError, match="one class for each image, and no maps"):
         train.examine(digits_model(), {"evaluation": (images, labels)})
+
+
+def test_many_classes_take_little_memory(tmp_path: Path) -> None:
+    numbers = np.arange(50)
+    labels, predicted = numbers * 400, numbers // 2 * 800  # of two images the first is right
+    few = examined()
+    found = dataclasses.replace(
+        few,
+        classes=list(map(str, range(21_843))),
+        labels=labels,
+        predicted=predicted,
+        images=few.images[:50],
+        probabilities=few.probabilities[:50],
+        indices=few.indices[:50],
+    )
+    tracemalloc.start()
+    found.write(tmp_path)
+    assert str(found).endswith("25 of 50 images are right (50.00%)")
+    assert found.by_class()[1] == {"class": "400", "images": 1, "accuracy": 0.0, "mistaken_for": "0"}
+    assert tracemalloc.get_traced_memory()[1] < 30e6  # a matrix of the classes has 3.8 GB
+    tracemalloc.stop()
 
 
 def test_models_and_results_show_themselves_in_a_notebook() -> None:

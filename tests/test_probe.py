@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ from sklearn.linear_model import RidgeClassifierCV
 
 from keras_vit import digits, train, zoo
 from keras_vit.errors import CheckpointError
-from keras_vit.train import prepare, probe
+from keras_vit.train import few_shots, prepare, probe
 from keras_vit.train.data.sources import open_data
-from keras_vit.train.few_shots import STRENGTHS, LeastSquares, cross_validate
+from keras_vit.train.few_shots import SCALES, STRENGTHS, LeastSquares, cross_validate
 from keras_vit.zoo.pretrained import ResolvedModel
 from model_weights import assert_same_bits, values
 from refusals import unrefused
@@ -74,6 +76,37 @@ def test_a_probe_that_was_killed_or_stopped_by_a_second_ctrl_c_continues_bit_for
     assert continued.metrics == whole.metrics
     with pytest.raises(CheckpointError, match="weights: .* then, .* now"):
         fit(tmp_path, model=randomised(zoo.load("digits")))
+
+
+@pytest.mark.full
+def test_features_of_other_images_are_not_used(tmp_path: Path) -> None:
+    recipe, data = train.recipe("linear-probe"), arrays(40, 20)
+    train.run(recipe, model="digits", data=data, out=tmp_path, progress=False)
+    data["train"] = data["train"][0][::-1].copy(), data["train"][1]  # of other digits than the labels say
+    wanted = train.run(recipe, model="digits", data=data, progress=False)
+    with pytest.warns(UserWarning, match="not those of the run before: all features are computed again"):
+        found = train.run(recipe, model="digits", data=data, out=tmp_path, progress=False)
+    assert_same_bits(values(found.model), values(wanted.model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        train.run(recipe, model="digits", data=data, out=tmp_path, progress=False)
+
+
+def test_cross_validation_adds_up_the_cross_entropy_of_every_scale() -> None:
+    random = np.random.default_rng(0)
+    scores, labels = random.normal(size=(40, 7)), random.integers(0, 7, 40)
+    targets = (40 * np.eye(7)[labels] + 1 / 7) / 41
+    wanted = [tf.nn.softmax_cross_entropy_with_logits(targets, scale * scores).numpy().sum() for scale in SCALES]
+    np.testing.assert_allclose(few_shots._add_losses(scores, labels, 40), wanted, rtol=1e-9)
+
+
+def test_cross_validation_takes_little_memory() -> None:
+    random = np.random.default_rng(0)
+    features, labels = random.normal(size=(4000, 8)).astype("f4"), random.integers(0, 500, 4000)
+    tracemalloc.start()
+    cross_validate(features, labels, num_classes=500, seed=0)
+    assert tracemalloc.get_traced_memory()[1] < 16e6  # the scores of one strength have 16 MB
+    tracemalloc.stop()
 
 
 def test_cross_validation_chooses_as_well_as_scikit_learn() -> None:

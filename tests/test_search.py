@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,24 @@ def test_a_folder_that_does_not_name_its_model_asks_for_it(
     assert run("search", tmp_path / "vectors", folder / "photos" / "3.png", "--model", "digits")
 
 
+def test_a_text_is_compared_only_with_vectors_of_its_own_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in ("x" * 300, "~5 red cars"):  # no file can have these names
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the long text is cut
+            assert len(run("search", folder / "vectors", text, "--top", 2).splitlines()) == 2
+    place = tmp_path / "vectors"
+    shutil.copytree(folder / "vectors", place)
+    record = json.loads((place / "_run.json").read_text())
+    (place / "_run.json").write_text(json.dumps({**record, "weights": "0" * 16}))
+    assert "another model than ViT-digits is now" in fails(monkeypatch, "search", place, "seven")
+    zoo.load("digits").save(tmp_path / "images.keras")
+    (place / "_run.json").write_text(json.dumps({**record, "model": {"model": str(tmp_path / "images.keras")}}))
+    told = fails(monkeypatch, "search", place, "seven")
+    assert "images.keras, and no text can be compared with them" in told and "Search with an image file" in told
+
+
 def test_unfinished_and_damaged_folders_are_told(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "vectors"
     shutil.copytree(folder / "vectors", place)
@@ -175,6 +194,10 @@ def test_wrong_vectors_and_queries_get_one_clear_error() -> None:
         (np.eye(3), np.ones(4), "different widths, 4 and 3"),
         (np.ones(3), np.ones(3), r"vectors must be floats.* of shape \(3,\)"),
         (np.eye(3, dtype=int), np.ones(3), "vectors must be floats"),
+        (np.ma.masked_array(np.eye(3), np.eye(3)), np.ones(3), "without a mask. Received: MaskedArray"),
+        (np.eye(3), np.ma.masked_array([1.0, 2.0, 3.0], [0, 1, 0]), "without a mask. Received: MaskedArray"),
+        (np.eye(3), [1j, 0, 0], "queries must be numbers .*, real"),
+        (np.eye(3), {}, "queries must be numbers .* Received: dict"),
         ("nothing", np.ones(3), "nothing is not a folder that keras-vit embed has written"),
         ("nothing.npy", np.ones(3), "nothing.npy"),
     ]

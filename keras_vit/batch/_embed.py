@@ -123,7 +123,7 @@ def embed(
     settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
     numbers = folder.unfinished(first, count, retry_errors=retry_errors)
     if not is_new:
-        numbers = _check_images(folder, numbers, folder.stale(first, count))
+        numbers = _check_images(folder, numbers, (first, count))
     if numbers:
         if engine == "ray":
             computed = compute.run_on_ray(loaded, settings, folder, numbers)
@@ -160,14 +160,18 @@ def _check_paths(source: Any, to: Any) -> tuple[list[str], Path]:
     return names, Path(target).absolute()
 
 
-def _check_images(folder: Folder, unfinished: list[int], stale: list[int]) -> list[int]:
-    """Return the files to compute, by number; say which are stale, and raise a ValueError if only the list is."""
+def _check_images(folder: Folder, unfinished: list[int], shard: tuple[int, int]) -> list[int]:
+    """Return the files to compute, by number: also those whose images have changed.
+
+    If the source has other images than the list, a finished run is a ValueError, and another one goes on with the list.
+    """
     if not folder.is_current():
         reason = f"{folder.path} lists {folder.record['images']:,} images, and there are others now"
         if not unfinished:
             raise ValueError(f"{reason}. Its run is finished: choose a new folder")
         warn(f"{reason}. Its run goes on with the images of the list")
-    if stale:
+        return unfinished  # what is finished may be of images that are gone
+    if stale := folder.stale(*shard):
         example = f"{len(stale):,}, such as {folder.file(stale[0]).name}"
         warn(f"{folder.path}: files whose images have changed are computed again: {example}")
     return sorted({*unfinished, *stale})
