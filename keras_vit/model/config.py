@@ -134,8 +134,26 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
     @property
     def feature_size(self) -> int:
         """Width of the feature in front of pre_logits and head."""
-        parts = {"token": self.token_blocks, "gap": self.mean_blocks, "token_gap": self.token_blocks + self.mean_blocks}
-        return parts.get(self.classifier, 1) * self.hidden_size
+        return len(self.feature_parts) * self.hidden_size
+
+    @property
+    def feature_parts(self) -> list[tuple[str, int]]:
+        """Parts of that feature, in order: "token", "mean" or "map", and how many blocks from the end; 0 is the last.
+
+        A head on every token has a part "unpooled".
+        """
+        tokens = [("token", number) for number in reversed(range(self.token_blocks))]
+        means = [("mean", number) for number in reversed(range(self.mean_blocks))]
+        match self.classifier:
+            case "token":
+                return tokens
+            case "gap":
+                return means
+            case "token_gap":
+                return tokens + means
+            case "map":
+                return [("map", 0), *(means if self.mean_blocks > 1 else [])]
+        return [("unpooled", 0)]
 
     @property
     def num_read_blocks(self) -> int:

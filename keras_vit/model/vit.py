@@ -167,15 +167,15 @@ class Network:
     def _pool(self, x: Any) -> Any:
         """Pool the tokens to one feature, as `config.classifier` says."""
         c = self.config
-        match c.classifier:
-            case "token" | "gap" | "token_gap":
-                parts = self._pool_blocks("pool", x, 0, c.token_blocks) if c.reads_class_token else []
-                if c.classifier != "token":
-                    parts += self._pool_blocks("pool_mean" if parts else "pool", x, None, c.mean_blocks)
-                return parts[0] if len(parts) == 1 else keras.layers.Concatenate(name="pools", dtype=self.policy)(parts)
-            case "map":
-                return self._pool_by_attention(x)
-        return x  # unpooled
+        if c.is_unpooled:
+            return x
+        kinds = [kind for kind, _ in c.feature_parts]
+        parts = [self._pool_by_attention(x)] if c.has_map_head else []
+        if "token" in kinds:
+            parts += self._pool_blocks("pool", x, 0, c.token_blocks)
+        if "mean" in kinds:
+            parts += self._pool_blocks("pool_mean" if parts else "pool", x, None, c.mean_blocks)
+        return parts[0] if len(parts) == 1 else keras.layers.Concatenate(name="pools", dtype=self.policy)(parts)
 
     def _pool_blocks(self, name: str, last: Any, token: int | None, count: int) -> list[Any]:
         """Pool the normalized tokens of the last blocks, `last` and those of the `count` - 1 blocks before."""

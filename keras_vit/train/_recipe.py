@@ -76,6 +76,10 @@ class Recipe:
         max_depth: the largest distance of that head in metres, for maps of depth.
         freeze: patterns with wildcards of variables that are not trained, such as "embedding/*".
         linear_probe: whether to train the head only.
+        layers: number of last blocks whose class tokens and mean patches a new head reads, or with "least_squares" the
+            most that it may read; 1 for the model's own feature.
+        head_start: a new head begins with "zeros", or with the "probe": the head of least squares, as linear-probe
+            finds it. Where there is none (several labels, several machines), a line says so.
         ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
         label_smoothing: share of each label that is spread over all classes, in [0, 1).
 
@@ -151,6 +155,8 @@ class Recipe:
     max_depth: Positive | None = None
     freeze: tuple[str, ...] = ()
     linear_probe: bool = False
+    layers: Count = 1
+    head_start: Literal["zeros", "probe"] = "zeros"
     ema_decay: Annotated[float, "(0, 1)"] | None = None
     label_smoothing: Share = 0.0
 

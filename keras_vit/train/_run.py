@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
@@ -20,13 +21,13 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import prepare, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train._recipe import recipe as load_recipe
-from keras_vit.train.checkpoints import MISSING, Checkpoints, exclusive, make_folder, read_run
+from keras_vit.train.checkpoints import MISSING, Checkpoints, exclusive, make_folder, newest, plain_path, read_run
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.distill import Teacher, load_teacher
 from keras_vit.train.log_files import Log, MetricLogger, plot
 from keras_vit.train.loop import Best, HeldOut, Stop, cannot_evaluate, save_model, train
-from keras_vit.train.probe import Probe
+from keras_vit.train.probe import NoProbeError, Probe
 from keras_vit.train.step import TrainState
 
 # Fields that a continued run may change, because they do not influence the weights. The exception is accumulation: it
@@ -40,6 +41,7 @@ CHANGEABLE_FIELDS = (
     "eval_steps",
     "steps_per_call",
 )
+PROBE = "probe"  # folder of the run that finds the first head, in that of the training
 MOST_METRICS = 5  # that are printed of a result; `metrics` has all
 FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint; those of earlier versions lack it
 CHANGED = "the images or labels, or the times of their files, are not those of the run before"
@@ -207,25 +209,57 @@ def run(
     if earlier is not None:
         earlier.check_classes(dataset)
     state: TrainState | Probe
+    finish = functools.partial(_train_to_the_end, request=request, print_line=print_line, progress=progress)
+    if recipe.head_start == "probe" and earlier is None:
+        try:
+            first = _begin(recipe, source, dataset, devices, out=out, print_line=print_line, finish=finish)
+            if isinstance(first, Result):  # stopped
+                return first
+            source, recipe = first, recipe.replace(reset_head=False)
+        except NoProbeError as reason:
+            print_line(f"The head begins with zeros: {reason}")
     if recipe.optimizer == "least_squares":  # no steps
         state = Probe(recipe, source, dataset, devices, print_line)
     else:
         state, dataset = prepare.build_state(
             recipe, source, dataset, devices, teacher=loaded_teacher, out=out, print_line=print_line
         )
-    result = _train_to_the_end(
-        state, dataset, request, loaded_teacher, out=out, print_line=print_line, progress=progress
-    )
+    result = finish(state, dataset, teacher=loaded_teacher, out=out)
     dataset.training_split().warn_skipped()
     return result
+
+
+def _begin(
+    recipe: Recipe,
+    source: prepare.Source,
+    data: Data,
+    devices: tf.distribute.Strategy,
+    *,
+    out: str | os.PathLike[str] | None,
+    print_line: Callable[[str], None],
+    finish: Callable[..., Result],
+) -> prepare.Source | Result:
+    """Find the head that a training begins with, in a run of its own; return the model, or the run if it is stopped.
+
+    A training that has begun has its weights in its own checkpoints.
+    """
+    whole = None if out is None else plain_path(out)
+    folder = None if whole is None else f"{whole}/{PROBE}"
+    if folder is not None and newest(f"{whole}/checkpoints") and tf.io.gfile.exists(f"{folder}/model.keras"):
+        return prepare.load_model(recipe, prepare.choose_model(recipe, folder))
+    own = ("image_size", "config", "layers", "precision", "seed")
+    first = dataclasses.replace(load_recipe("linear-probe"), **{name: getattr(recipe, name) for name in own})
+    first = dataclasses.replace(first, changed=(recipe.changed or frozenset()) & set(own))
+    result = finish(Probe(first, source, data, devices, print_line), data, teacher=None, out=folder)
+    return result if result.stopped else result.model
 
 
 def _train_to_the_end(
     state: TrainState | Probe,
     dataset: Data,
+    *,
     request: DataRequest,
     teacher: Teacher | None,
-    *,
     out: str | os.PathLike[str] | None,
     print_line: Callable[[str], None],
     progress: bool,
@@ -267,7 +301,9 @@ def _train_to_the_end(
                 changed = state.recipe.changed or frozenset()
                 if done:
                     print_line(f"{folder} continues after step {done:,} of {total:,}.")
-                elif changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
+                elif state.recipe.head_start == "probe":
+                    logger.log_evaluation(0, held_out.evaluate(0))
+                if not done and changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
                     print_line(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
                 metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
             trained = {
@@ -333,6 +369,13 @@ def _open_checkpoints(
         facts=facts,
         may_differ=["data.arguments", FINGERPRINT, "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
         # Earlier versions did not always keep the class names, and had no maps.
-        may_be_added=["model.labels", "recipe.head", "recipe.max_depth", "recipe.teacher_size"],
+        may_be_added=[
+            "model.labels",
+            "recipe.head",
+            "recipe.max_depth",
+            "recipe.teacher_size",
+            "recipe.layers",
+            "recipe.head_start",
+        ],
         writes=strategies.is_chief(state.strategy),
     )

@@ -267,6 +267,7 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
     if not recipe.trains_head:
         changes = {"num_classes": 0, "representation_size": None}
     elif recipe.reset_head or config.num_classes != num_classes:
+        config = read_blocks(config, recipe.layers)
         changes = {"num_classes": num_classes, "labels": labels}
     elif labels and not are_comparable(config.labels, num_classes, labels):
         changes = {"labels": labels}
@@ -276,6 +277,22 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
         changes["representation_size"] = None
     target = config.replace(**changes | recipe.config_changes(config))
     return source.with_config(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())
+
+
+def read_blocks(config: ViTConfig, number: int) -> ViTConfig:
+    """Change a config so that the feature has the class tokens and mean patches of up to `number` last blocks.
+
+    1 changes a config that reads one block in nothing. Without a class token the means alone are read, or those beside
+    the attention pool.
+    """
+    number = min(number, max(1, config.num_layers))
+    if number == config.num_read_blocks or config.is_unpooled or config.distilled:
+        return config
+    changes = {"mean_blocks": number, "final_norm": "tokens", "normalize_features": False, "projection_head": False}
+    changes["representation_size"] = None
+    if config.reads_class_token:
+        changes |= {"classifier": "token_gap", "token_blocks": number}
+    return config.replace(**changes)
 
 
 def _fit_memory(
