@@ -70,7 +70,8 @@ def test_a_head_reads_several_blocks_oldest_first_class_tokens_before_means() ->
         ({"classifier": "token_gap", "token_blocks": 3}, (1, 2, 3), (3,)),  # as DINOv2's head "linear4"
         ({"classifier": "gap", "mean_blocks": 2}, (), (2, 3)),
         ({"classifier": "token", "token_blocks": 2}, (2, 3), ()),
-        ({"classifier": "map", "mean_blocks": 2}, (), (2, 3)),
+        ({"classifier": "token", "token_blocks": 1, "mean_blocks": 3}, (3,), (1, 2)),
+        ({"classifier": "map", "mean_blocks": 3}, (), (1, 2)),
     ):
         model = built(num_layers=4, num_registers=2, **fields)
         blocks = {name: np.asarray(x) for name, x in model.features(prepared(model.config)).items()}
@@ -85,7 +86,7 @@ def test_a_head_reads_several_blocks_oldest_first_class_tokens_before_means() ->
     assert wider.get_layer("head").kernel.shape[0] == 64 and not np.any(wider(prepared(wider.config)))
     for fields, message in (
         ({"token_blocks": 2, "classifier": "gap"}, "token_blocks above 1 needs a classifier of ('token', 'token_gap')"),
-        ({"mean_blocks": 2}, "mean_blocks above 1 needs a classifier of ('gap', 'token_gap', 'map')"),
+        ({"mean_blocks": 2, "classifier": "unpooled"}, "mean_blocks above 1 needs a classifier of ('token', 'gap'"),
         ({"token_blocks": 3}, "at most num_layers=2"),
         ({"token_blocks": 2, "final_norm": "pooled"}, "final_norm='tokens'"),
     ):

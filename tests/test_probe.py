@@ -48,10 +48,10 @@ def test_a_probe_is_an_ordinary_model_with_the_metrics_of_evaluate(tmp_path: Pat
 
 # Fields of a model, and the parts of the head that reads all of its two blocks.
 PROBED: dict[str, tuple[dict[str, Any], list[tuple[str, int]]]] = {
-    "token": ({"normalize_features": True}, [("token", 1), ("token", 0), ("mean", 1), ("mean", 0)]),
-    "map": ({"classifier": "map", "position_prefix": False}, [("map", 0), ("mean", 1), ("mean", 0)]),
+    "token": ({"normalize_features": True}, [("token", 1), ("token", 0), ("mean", 1)]),
+    "map": ({"classifier": "map", "position_prefix": False}, [("map", 0), ("mean", 1)]),
     "norm after the mean": ({"classifier": "gap", "final_norm": "pooled"}, [("mean", 1), ("mean", 0)]),
-    "hybrid": (VARIANTS["hybrid"], [("token", 1), ("token", 0), ("mean", 1), ("mean", 0)]),
+    "hybrid": (VARIANTS["hybrid"], [("token", 1), ("token", 0), ("mean", 1)]),
     "mixer": (OTHERS["mixer"], [("mean", 1), ("mean", 0)]),
     "BiT": (OTHERS["BiT"], [("mean", 0)]),
 }

@@ -146,13 +146,13 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         means = [("mean", number) for number in reversed(range(self.mean_blocks))]
         match self.classifier:
             case "token":
-                return tokens
+                return tokens + means[:-1]
             case "gap":
                 return means
             case "token_gap":
                 return tokens + means
             case "map":
-                return [("map", 0), *(means if self.mean_blocks > 1 else [])]
+                return [("map", 0), *means[:-1]]
         return [("unpooled", 0)]
 
     @property

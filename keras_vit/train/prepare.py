@@ -280,7 +280,7 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
 
 
 def read_blocks(config: ViTConfig, number: int) -> ViTConfig:
-    """Change a config so that the feature has the class tokens and mean patches of up to `number` last blocks.
+    """Change a config so that the feature is of up to `number` last blocks: class tokens and means of the patches.
 
     1 changes a config that reads one block in nothing. Without a class token the means alone are read, or those beside
     the attention pool.
@@ -289,10 +289,9 @@ def read_blocks(config: ViTConfig, number: int) -> ViTConfig:
     if number == config.num_read_blocks or config.is_unpooled or config.distilled:
         return config
     changes = {"mean_blocks": number, "final_norm": "tokens", "normalize_features": False, "projection_head": False}
-    changes["representation_size"] = None
     if config.reads_class_token:
-        changes |= {"classifier": "token_gap", "token_blocks": number}
-    return config.replace(**changes)
+        changes["token_blocks"] = number
+    return config.replace(**changes, representation_size=None)
 
 
 def _fit_memory(
