@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
@@ -135,6 +135,23 @@ def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[
         except ValueError:
             fields[name] = value
     return fields
+
+
+def parse_lists(texts: Iterable[str] | None, option: str, fields: Collection[str]) -> dict[str, list[Any]]:
+    """Parse ["steps=10,20"] to lists; values are those of `parse_fields`. Each field once, and none of `fields`."""
+    lists: dict[str, list[Any]] = {}
+    for text in texts or ():
+        name, equals, joined = text.partition("=")
+        if name in {*fields, *lists}:
+            raise ValueError(f"{name} is given twice. {option} takes all values of a field: {name}=VALUE,VALUE")
+        parts: list[str] = []
+        for part in joined.split(","):
+            if parts and sum(map(parts[-1].count, "[{")) > sum(map(parts[-1].count, "]}")):
+                parts[-1] += f",{part}"  # within a list or a table
+            else:
+                parts.append(part)
+        lists[name] = [parse_fields([f"{name}{equals}{part}"], option)[name] for part in parts]
+    return lists
 
 
 MODEL_HELP = "A model of the zoo, a file, a folder of a checkpoint or of a training run, or a URL."

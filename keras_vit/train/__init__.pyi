@@ -13,3 +13,5 @@ from .loop import DivergedError as DivergedError
 from .planner import Plan as Plan
 from .planner import plan as plan
 from .strategies import strategy as strategy
+from .trials import Trials as Trials
+from .trials import try_values as try_values

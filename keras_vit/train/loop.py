@@ -386,7 +386,7 @@ class HeldOut:
 
     def _keep(self, step: int, metrics: dict[str, float]) -> bool:
         """Write `best.keras` if no evaluation before was as good; return whether it did."""
-        if self.best and not _rank(metrics) > _rank(self.best.metrics):
+        if self.best and not rank(metrics) > rank(self.best.metrics):
             return False
         path = None
         if self._folder is not None:
@@ -410,7 +410,7 @@ def cannot_evaluate(recipe: Recipe, data: Data) -> str | None:
     return None
 
 
-def _rank(metrics: dict[str, float]) -> tuple[float, float]:
+def rank(metrics: dict[str, float]) -> tuple[float, float]:
     """Rank of an evaluation: by the first metric of its task, then by the lower loss."""
     loss = metrics["loss"]
     return next(iter(metrics.values())), -math.inf if math.isnan(loss) else -loss
@@ -423,7 +423,7 @@ def _read_best(folder: str) -> Best | None:
     try:
         record = json.loads(read_file(f"{folder}/{BEST_RECORD}"))
         step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}
-        _rank(metrics)
+        rank(metrics)
         if not tf.io.gfile.exists(f"{folder}/{BEST_MODEL}"):
             raise ValueError(f"there is no {BEST_MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
