@@ -60,25 +60,6 @@ def train(
     """
     stop.saves = checkpoints is not None
     steps = TrainingSteps(state, data)
-    try:
-        return _repeat(steps, state, data, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
-    except KeyboardInterrupt:
-        if checkpoints and steps.settle():
-            save_checkpoint(state, int(state.step.numpy()), checkpoints, logger, stop)
-            print_line(f"Step {int(state.step.numpy()):,} is saved: the same command resumes the run.")
-        raise
-
-
-def _repeat(
-    steps: TrainingSteps,
-    state: TrainState,
-    data: Data,
-    *,
-    logger: MetricLogger,
-    checkpoints: Checkpoints | None,
-    held_out: HeldOut,
-    stop: Stop,
-) -> dict[str, float] | None:
     recipe, total = state.recipe, state.total_steps
     has_workers = strategies.has_workers(state.strategy)
     log_steps = recipe.log_steps
@@ -87,39 +68,55 @@ def _repeat(
     intervals = (log_steps, recipe.checkpoint_steps, interval(state, data))
     done = int(state.step.numpy())
     saved_at = time.monotonic()
-    while True:
-        count = min(recipe.steps_per_call, total - done, *(n - done % n for n in intervals if n))
-        metrics = None if stop.requested and not has_workers else steps.take(done, count, stop)
-        if metrics is None:
-            if logger.pending:
-                _log(state, done, logger, checkpoints)
-            save_checkpoint(state, done, checkpoints, logger, stop)
-            return None
-        done += count
-        logger.add(count, metrics)
-        is_last = done == total
-        is_logged, is_saved, is_evaluated = (is_last or (n is not None and done % n == 0) for n in intervals)
-
-        # The metrics tell all workers that one was asked to stop, and all read them after the same step.
-        if is_logged and _log(state, done, logger, checkpoints)["stop"] and not is_last:
-            save_checkpoint(state, done, checkpoints, logger, stop)
-            return None
-
-        with logger.paused():
-            if is_evaluated:
-                stop.until = "this evaluation"
-                logger.show("evaluating")
-                _check_finite(state.is_finite(), done, "a weight is not finite", checkpoints)
-                evaluation = held_out.evaluate(done)
-                logger.log_evaluation(done, evaluation)
-            minutes = recipe.checkpoint_minutes
-            is_old = is_logged and minutes is not None and time.monotonic() - saved_at > 60 * minutes
-            if is_saved or is_old:
-                stop.until = "this checkpoint"
+    with _saving_last_step(steps, state, logger=logger, checkpoints=checkpoints, stop=stop):
+        while True:
+            count = min(recipe.steps_per_call, total - done, *(n - done % n for n in intervals if n))
+            metrics = None if stop.requested and not has_workers else steps.take(done, count, stop)
+            if metrics is None:
+                if logger.pending:
+                    _log(state, done, logger, checkpoints)
                 save_checkpoint(state, done, checkpoints, logger, stop)
-                saved_at = time.monotonic()
-        if is_last:
-            return evaluation
+                return None
+            done += count
+            logger.add(count, metrics)
+            is_last = done == total
+            is_logged, is_saved, is_evaluated = (is_last or (n is not None and done % n == 0) for n in intervals)
+
+            # The metrics tell all workers that one was asked to stop, and all read them after the same step.
+            if is_logged and _log(state, done, logger, checkpoints)["stop"] and not is_last:
+                save_checkpoint(state, done, checkpoints, logger, stop)
+                return None
+
+            with logger.paused():
+                if is_evaluated:
+                    stop.until = "this evaluation"
+                    logger.show("evaluating")
+                    _check_finite(state.is_finite(), done, "a weight is not finite", checkpoints)
+                    evaluation = held_out.evaluate(done)
+                    logger.log_evaluation(done, evaluation)
+                minutes = recipe.checkpoint_minutes
+                is_old = is_logged and minutes is not None and time.monotonic() - saved_at > 60 * minutes
+                if is_saved or is_old:
+                    stop.until = "this checkpoint"
+                    save_checkpoint(state, done, checkpoints, logger, stop)
+                    saved_at = time.monotonic()
+            if is_last:
+                return evaluation
+
+
+@contextlib.contextmanager
+def _saving_last_step(
+    steps: TrainingSteps, state: TrainState, *, logger: MetricLogger, checkpoints: Checkpoints | None, stop: Stop
+) -> Iterator[None]:
+    """Save the last whole step before a second Ctrl-C ends the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if checkpoints and steps.settle():
+            done = int(state.step.numpy())
+            save_checkpoint(state, done, checkpoints, logger, stop)
+            print_line(f"Step {done:,} is saved: the same command resumes the run.")
+        raise
 
 
 def interval(state: TrainState, data: Data) -> int | None:
