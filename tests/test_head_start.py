@@ -10,6 +10,7 @@ import pytest
 
 from keras_vit import digits, train, zoo
 from keras_vit.train import _run
+from keras_vit.train.probe import Probe
 from model_weights import assert_same_bits, values
 from tiny_models import built
 
@@ -19,14 +20,19 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def run(out: Path | None = None, *, labels: Any = None, **model: Any) -> train.Result:
+def arrays(labels: Any = None) -> dict[str, Any]:
     data = digits.load()
-    own = data.train_labels[:40] if labels is None else labels
-    arrays = {"train": (data.train_images[:40], own), "evaluation": (data.test_images[:20], data.test_labels[:20])}
     if labels is not None:
-        arrays["evaluation"] = arrays["train"]
+        return dict.fromkeys(("train", "evaluation"), (data.train_images[:40], labels))
+    return {
+        "train": (data.train_images[:40], data.train_labels[:40]),
+        "evaluation": (data.test_images[:20], data.test_labels[:20]),
+    }
+
+
+def run(out: Path | None = None, *, labels: Any = None, **model: Any) -> train.Result:
     recipe = train.recipe("finetune-photos", **FIELDS)
-    return train.run(recipe, model=built(image_size=16, **model), data=arrays, out=out)
+    return train.run(recipe, model=built(image_size=16, **model), data=arrays(labels), out=out)
 
 
 def test_step_0_is_the_probe_and_a_killed_run_goes_on_from_it(
@@ -39,8 +45,7 @@ def test_step_0_is_the_probe_and_a_killed_run_goes_on_from_it(
     first, second = zoo.load(tmp_path / "whole" / "probe"), whole.model
     assert first.config.feature_parts == second.config.feature_parts
     begun = [line for line in whole.history if line["step"] == 0]
-    held_out = digits.load().test_images[:20], digits.load().test_labels[:20]
-    measured = train.evaluate(first, {"evaluation": held_out})
+    measured = train.evaluate(first, arrays())
     assert begun[0]["evaluation_accuracy"] == pytest.approx(measured.top1)
     assert whole.best and whole.best.metrics["accuracy"] >= measured.top1
     assert "step 0 of 2: held-out accuracy" in capsys.readouterr().err
@@ -64,3 +69,22 @@ def test_without_a_probe_the_head_begins_with_zeros_and_a_line_says_why(capsys: 
         said = capsys.readouterr().err
         assert "The head begins with zeros" in said and words in said
         assert result.steps == 2
+
+
+def test_runs_with_several_values_begin_with_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing: list[int] = []
+    compute = Probe.compute
+
+    def count(self: Probe, *arguments: Any, **options: Any) -> Any:
+        missing.append(self.total - int(self.variables["done"].numpy()))
+        return compute(self, *arguments, **options)
+
+    monkeypatch.setattr(Probe, "compute", count)
+    recipe = train.recipe("finetune-photos", **FIELDS | {"steps": 1})
+    model, rates = built(image_size=16), {"learning_rate": [1e-5, 1e-3]}
+    tried = train.try_values(recipe, rates, model=model, data=arrays(), out=tmp_path)
+    assert missing == [60, 0] and len(tried.finished) == 2
+    assert not list(tmp_path.glob("learning_rate*/probe")) and (tmp_path / "probe" / "model.keras").exists()
+    sizes = {"image_size": [16, 24]}
+    train.try_values(recipe, sizes, model=model, data=arrays(), out=tmp_path / "sizes")
+    assert missing[2:] == [60, 60]  # other features

@@ -5,7 +5,8 @@ import dataclasses
 import functools
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,8 @@ CHANGEABLE_FIELDS = (
     "steps_per_call",
 )
 PROBE = "probe"  # folder of the run that finds the first head, in that of the training
+OF_PROBE = {"image_size", "config", "layers", "precision", "seed"}  # fields of a recipe on which that head depends
+_SHARED_PROBE: ContextVar[str | None] = ContextVar("folder of the probe that several runs begin with", default=None)
 MOST_METRICS = 5  # that are printed of a result; `metrics` has all
 FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint; those of earlier versions lack it
 CHANGED = "the images or labels, or the times of their files, are not those of the run before"
@@ -229,6 +232,16 @@ def run(
     return result
 
 
+@contextlib.contextmanager
+def sharing_probe(folder: str | None) -> Iterator[None]:
+    """Let the runs inside, of one model and data, begin with the head of one probe, whose folder this is."""
+    token = _SHARED_PROBE.set(folder)
+    try:
+        yield
+    finally:
+        _SHARED_PROBE.reset(token)
+
+
 def _begin(
     recipe: Recipe,
     source: prepare.Source,
@@ -244,12 +257,11 @@ def _begin(
     A training that has begun has its weights in its own checkpoints.
     """
     whole = None if out is None else plain_path(out)
-    folder = None if whole is None else f"{whole}/{PROBE}"
+    folder = _SHARED_PROBE.get() or (None if whole is None else f"{whole}/{PROBE}")
     if folder is not None and newest(f"{whole}/checkpoints") and tf.io.gfile.exists(f"{folder}/model.keras"):
         return prepare.load_model(recipe, prepare.choose_model(recipe, folder))
-    own = ("image_size", "config", "layers", "precision", "seed")
-    first = dataclasses.replace(load_recipe("linear-probe"), **{name: getattr(recipe, name) for name in own})
-    first = dataclasses.replace(first, changed=(recipe.changed or frozenset()) & set(own))
+    first = dataclasses.replace(load_recipe("linear-probe"), **{name: getattr(recipe, name) for name in OF_PROBE})
+    first = dataclasses.replace(first, changed=(recipe.changed or frozenset()) & OF_PROBE)
     result = finish(Probe(first, source, data, devices, print_line), data, teacher=None, out=folder)
     return result if result.stopped else result.model
 

@@ -17,7 +17,7 @@ from keras_vit._util.text import duration
 from keras_vit.train import prepare, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train._recipe import recipe as load_recipe
-from keras_vit.train._run import run
+from keras_vit.train._run import OF_PROBE, PROBE, run, sharing_probe
 from keras_vit.train.checkpoints import newest, plain_path
 from keras_vit.train.data.sources import DataRequest, open_data
 from keras_vit.train.loop import Best, DivergedError, cannot_evaluate, rank
@@ -129,7 +129,8 @@ def try_values(
         is_new = newest(f"{folder}/checkpoints") is None
         show(f"run {number} of {len(runs)}: {name}")
         try:
-            result = run(one, model=model, data=data, out=folder, strategy=devices, **options)
+            with sharing_probe(f"{plain_path(out)}/{PROBE}" if not OF_PROBE & values.keys() else None):
+                result = run(one, model=model, data=data, out=folder, strategy=devices, **options)
             if result.stopped:
                 break
             finished[folder] = result.best or Best(result.steps, result.metrics, f"{folder}/model.keras")
