@@ -21,7 +21,6 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import prepare, strategies
 from keras_vit.train._recipe import Recipe
-from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train.checkpoints import MISSING, Checkpoints, exclusive, make_folder, newest, plain_path, read_run
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Data, DataRequest
@@ -29,6 +28,7 @@ from keras_vit.train.distill import Teacher, load_teacher
 from keras_vit.train.log_files import Log, MetricLogger, plot
 from keras_vit.train.loop import Best, HeldOut, Stop, cannot_evaluate, save_model, train
 from keras_vit.train.probe import NoProbeError, Probe
+from keras_vit.train.recipe_files import recipe as load_recipe
 from keras_vit.train.step import TrainState
 
 # Fields that a continued run may change, because they do not influence the weights. The exception is accumulation: it
@@ -135,7 +135,8 @@ def run(
     Args:
         recipe: such as `train.recipe("finetune", steps=500)`, or the name or file of one, such as "segment-folder";
             with `continue_from`, None takes that run's.
-        model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
+        model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed. LoRA of a
+            model is added to its kernels; the recipe's `lora_rank` gives new LoRA.
         data: a data set of tensorflow-datasets, a folder of folders of images, a folder of images/ and masks/ or
             depth/, a folder of prepared records, or {"train": (images, labels), "evaluation": (images, labels)}: uint8
             (n, height, width, channels), and integers (n,), zeros and ones (n, classes), or maps (n, height, width),
@@ -387,7 +388,7 @@ def _open_checkpoints(
             "recipe.max_depth",
             "recipe.teacher_size",
             "recipe.layers",
-            "recipe.head_start",
+            *("recipe.head_start", "recipe.train_only", "recipe.lora_rank", "recipe.lora_targets"),
         ],
         writes=strategies.is_chief(state.strategy),
     )

@@ -241,15 +241,9 @@ def match_head(recipe: Recipe, task: Task | ViTConfig, data: Data) -> tuple[Reci
 def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names: Sequence[str] | None = None) -> Model:
     """Create a model with the source's weights and the recipe's changes. Call it in the scope of a strategy.
 
-    If `num_classes` of the data is not the source's, a head of zeros with `class_names` replaces the source's; a head
-    without names that is kept gets them.
+    LoRA of the source is added to its kernels. If `num_classes` of the data is not the source's, a head of zeros with
+    `class_names` replaces the source's; a head without names that is kept gets them.
     """
-    layers = source._flatten_layers()
-    if special := [part.path for part in layers if hasattr(part, "lora_kernel_a")]:
-        raise ValueError(
-            "A recipe trains weights without LoRA; model.fit trains LoRA, model.with_config(model.config) adds its "
-            f"updates to kernels. Received: a model with LoRA: {special[:3]}"
-        )
     keras.utils.set_random_seed(recipe.seed % 2**32)
     if (policy := keras.config.dtype_policy().name) not in ("float32", recipe.precision):
         warn(

@@ -7,7 +7,9 @@ clips before the sum, repeats dropout masks on every replica, and does not accum
 import contextlib
 import fnmatch
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
@@ -59,7 +61,8 @@ class TrainState:
         else:
             smoothing, self.metrics = recipe.label_smoothing, model.task.metrics
             self.objective = supervised(model.task, recipe.objective, label_smoothing=smoothing, remat=recipe.remat)
-        trained = _trained_variables(recipe, self.whole_model)
+        enable_lora(recipe, self.model)
+        trained = trained_variables(recipe, self.whole_model)
         self.trained = [v.value for v in trained]
         self.optimizer = Optimizer(
             recipe,
@@ -99,28 +102,57 @@ class TrainState:
         return all(bool(tf.reduce_all(tf.math.is_finite(v))) for v in self.variables.values() if v.dtype.is_floating)
 
     def copy_to(self, model: VisionTransformer) -> None:
-        """Copy the moving averages, or without them the weights, into a model of the same config."""
-        for target, own in zip(model.weights, self.model.weights, strict=True):
-            target.assign(self.averages.get(own.path, own.value).numpy())
+        """Copy the moving averages, or without them the weights, into a model of the same config, without LoRA."""
+        values = {v.path: tf.convert_to_tensor(self.averages.get(v.path, v.value)) for v in self.model.weights}
+        for layer in self.model._flatten_layers():
+            if getattr(layer, "lora_enabled", False):
+                update = values.pop(layer.lora_kernel_a.path) @ values.pop(layer.lora_kernel_b.path)
+                values[layer._kernel.path] += layer.lora_alpha / layer.lora_rank * update
+        for target, value in zip(model.weights, values.values(), strict=True):
+            target.assign(value.numpy())
 
 
-def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
-    """Choose the variables that the recipe trains; raise ValueError for a `freeze` pattern that matches none."""
+def trained_variables(recipe: Recipe, model: Any) -> list[Any]:
+    """Choose the variables that the recipe trains; raise ValueError for a pattern that matches none."""
     paths = [v.path for v in model.weights]
-    matches = {pattern: fnmatch.filter(paths, pattern) for pattern in recipe.freeze}
-    frozen = {path for matched in matches.values() for path in matched}
+    heads = getattr(model, "head_layers", HEADS)
+
+    def match(patterns: Iterable[str]) -> set[str]:
+        return {path for pattern in patterns for path in fnmatch.filter(paths, pattern)}
+
+    frozen = match(recipe.freeze)
     trained = [v for v in model.trainable_variables if v.path not in frozen]
-    if recipe.linear_probe:
-        heads = getattr(model, "head_layers", HEADS)
-        trained = [v for v in trained if v.path.split("/")[0] in heads]
-    unused = [pattern for pattern, matched in matches.items() if not matched]
-    if unused or not trained:
-        wrong = f"freeze matches no variable with {unused}" if unused else "no variable is left to train"
+    if recipe.linear_probe or recipe.trained_patterns:
+        others = set() if recipe.linear_probe else match(itertools.chain(*recipe.trained_patterns.values()))
+        trained = [v for v in trained if v.path.split("/")[0] in heads or v.path in others]
+    unused = {
+        "freeze": [pattern for pattern in recipe.freeze if not match([pattern])],
+        "train_only": [word for word, patterns in recipe.trained_patterns.items() if not match(patterns)],
+    }
+    wrong = [f"{name} matches no variable with {words}" for name, words in unused.items() if words]
+    if wrong or not trained:
         raise ValueError(
-            f"{wrong}. Received: freeze={list(recipe.freeze)}, linear_probe={recipe.linear_probe}. Paths of variables "
-            f"are {paths[:3]} ... {paths[-2:]}"
+            f"{' and '.join(wrong) or 'no variable is left to train'}. Received: freeze={list(recipe.freeze)}, "
+            f"train_only={list(recipe.train_only)}, linear_probe={recipe.linear_probe}. Paths of variables are "
+            f"{paths[:3]} ... {paths[-2:]}"
         )
     return trained
+
+
+def enable_lora(recipe: Recipe, model: Any) -> None:
+    """Give the kernels of a recipe's `lora_targets` updates, which begin at 0. Call it in the strategy's scope."""
+    if not recipe.lora_rank:
+        return
+    dense = [layer for layer in model._flatten_layers() if hasattr(layer, "enable_lora")]
+    inner = [layer for layer in dense if re.search(r"\bblock_\d+/", layer.path)]
+    names = {layer.name for layer in inner}
+    if not recipe.lora_targets or not names.issuperset(recipe.lora_targets):
+        raise ValueError(
+            f"lora_targets are names of layers in the blocks, of {sorted(names)}. Received: {list(recipe.lora_targets)}"
+        )
+    for layer in inner:
+        if layer.name in recipe.lora_targets:
+            layer.enable_lora(recipe.lora_rank)
 
 
 def supervised(task: Task, kind: str, *, label_smoothing: float = 0.0, remat: bool = False) -> Objective:

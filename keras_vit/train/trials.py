@@ -16,11 +16,11 @@ from keras_vit._util.progress import print_line
 from keras_vit._util.text import duration
 from keras_vit.train import prepare, strategies
 from keras_vit.train._recipe import Recipe
-from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train._run import OF_PROBE, PROBE, run, sharing_probe
 from keras_vit.train.checkpoints import newest, plain_path
 from keras_vit.train.data.sources import DataRequest, open_data
 from keras_vit.train.loop import Best, DivergedError, cannot_evaluate, rank
+from keras_vit.train.recipe_files import recipe as load_recipe
 from keras_vit.zoo.pretrained import ResolvedModel, read_config
 
 MOST_ROWS = 10  # that are printed
