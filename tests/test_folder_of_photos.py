@@ -20,7 +20,7 @@ QUICK = ("--set", "epochs=3", "--set", "xla=false")  # compiling takes longer th
 # Three epochs of fine-tuning are for the next commands, and not for accuracy; the probe of the page is accurate.
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.filterwarnings("ignore:.* are held out", "ignore:the report shows 16 of the 20 images"),
+    pytest.mark.filterwarnings("ignore:.* are held out"),
 ]
 
 
