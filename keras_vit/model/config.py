@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from keras_vit._util import files
 from keras_vit._util.checks import Count, Share, WholeNumber
-from keras_vit._util.text import in_our_words, nearest, warn
+from keras_vit._util.text import answers_other_words, in_our_words, nearest, warn
 from keras_vit.model.config_groups import (
     ACTIVATIONS,
     CLASSIFIERS,
@@ -40,6 +40,7 @@ __all__ = [
 
 
 # The fields of the last base come first.
+@answers_other_words
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
     """Architecture of one Vision Transformer (arXiv 2010.11929). Frozen; `replace` returns a changed copy.
@@ -254,9 +255,17 @@ def check_attention(config: ViTConfig) -> None:
         )
 
 
-def warn_partial_patches(config: ViTConfig) -> None:
-    """Warn if the patches of a model that is being built do not cover the image."""
+MOST_TOKENS = 1_000_000  # 16,000 x 16,000 pixels in patches of 16
+
+
+def check_patches(config: ViTConfig) -> None:
+    """Raise an error if a model that is being built has too many patches; warn if they do not cover the image."""
     height, width = config.size
+    if config.num_tokens > MOST_TOKENS:
+        raise ValueError(
+            f"A model has at most {MOST_TOKENS:,} tokens, for memory and attention. Received: {config.num_tokens:,} of "
+            f"image_size={config.size} and patch_size={config.patch}"
+        )
     used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
     # A ResNet pads the image: then the patches cover more than the image, and nothing is lost.
     if used[0] < height or used[1] < width:
