@@ -49,6 +49,7 @@ def test_what_a_newcomer_tries_is_answered() -> None:
         (lambda: keras_vit.nothing, AttributeError, "nothing"),
         (lambda: keras_vit.text.load("SigLIP2-B/16"), FileNotFoundError, "keras_vit.zoo.text_encoder(name)"),
         (lambda: keras_vit.export.tflite(built(), "x.tflite", verify=False), ValueError, "built-in patterns"),
+        (lambda: keras_vit.export.saved_model(built(), "x", verify=False), ValueError, "built-in patterns"),
     ):
         assert words in message(function, kind)
     assert not np.any(np.asarray(zoo.load("digits", weights="none").get_layer("head").kernel))
