@@ -60,6 +60,7 @@ def test_step_0_is_the_probe_and_a_killed_run_goes_on_from_it(
     assert again.metrics == whole.metrics
 
 
+@pytest.mark.full
 def test_without_a_probe_the_head_begins_with_zeros_and_a_line_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     for options, words in (
         ({"labels": np.eye(10, dtype=np.uint8)[np.arange(40) % 10]}, "needs one class for each image"),
@@ -71,6 +72,7 @@ def test_without_a_probe_the_head_begins_with_zeros_and_a_line_says_why(capsys: 
         assert result.steps == 2
 
 
+@pytest.mark.full
 def test_runs_with_several_values_begin_with_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing: list[int] = []
     compute = Probe.compute
