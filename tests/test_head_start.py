@@ -12,6 +12,7 @@ from keras_vit import digits, train, zoo
 from keras_vit.train import _run
 from keras_vit.train.probe import Probe
 from model_weights import assert_same_bits, values
+from refusals import unrefused
 from tiny_models import built
 
 FIELDS: dict[str, Any] = {
@@ -60,16 +61,13 @@ def test_step_0_is_the_probe_and_a_killed_run_goes_on_from_it(
     assert again.metrics == whole.metrics
 
 
-@pytest.mark.full
-def test_without_a_probe_the_head_begins_with_zeros_and_a_line_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    for options, words in (
-        ({"labels": np.eye(10, dtype=np.uint8)[np.arange(40) % 10]}, "needs one class for each image"),
-        ({"distilled": True}, "two heads"),
-    ):
-        result = run(**options)
-        said = capsys.readouterr().err
-        assert "The head begins with zeros" in said and words in said
-        assert result.steps == 2
+def test_what_has_no_probe_is_refused() -> None:
+    several = np.eye(10, dtype=np.uint8)[np.arange(40) % 10]
+    cases = [
+        ({"labels": several}, "one class for each image; steps need none: optimizer='sgd'"),
+        ({"distilled": True}, "two heads has no single linear probe; steps need none"),
+    ]
+    assert not unrefused(run, cases)
 
 
 @pytest.mark.full

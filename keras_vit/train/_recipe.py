@@ -80,8 +80,8 @@ class Recipe:
         linear_probe: whether to train the head only.
         layers: number of last blocks whose class tokens and mean patches a new head reads, or with "least_squares" the
             most that it may read; 1 for the model's own feature.
-        head_start: a new head begins with "zeros", or with the "probe": the head of least squares, as linear-probe
-            finds it. Where there is none (several labels, several machines), a line says so.
+        head_start: a new head begins with "zeros", or with the "probe": the head of least squares that linear-probe
+            finds.
         ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
         label_smoothing: share of each label that is spread over all classes, in [0, 1).
 

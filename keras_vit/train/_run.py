@@ -27,7 +27,7 @@ from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.distill import Teacher, load_teacher
 from keras_vit.train.log_files import Log, MetricLogger, plot
 from keras_vit.train.loop import Best, HeldOut, Stop, cannot_evaluate, save_model, train
-from keras_vit.train.probe import NoProbeError, Probe
+from keras_vit.train.probe import Probe
 from keras_vit.train.recipe_files import recipe as load_recipe
 from keras_vit.train.step import TrainState
 
@@ -215,13 +215,10 @@ def run(
     state: TrainState | Probe
     finish = functools.partial(_train_to_the_end, request=request, print_line=print_line, progress=progress)
     if recipe.head_start == "probe" and earlier is None:
-        try:
-            first = _begin(recipe, source, dataset, devices, out=out, print_line=print_line, finish=finish)
-            if isinstance(first, Result):  # stopped
-                return first
-            source, recipe = first, recipe.replace(reset_head=False)
-        except NoProbeError as reason:
-            print_line(f"The head begins with zeros: {reason}")
+        first = _begin(recipe, source, dataset, devices, out=out, print_line=print_line, finish=finish)
+        if isinstance(first, Result):  # stopped
+            return first
+        source, recipe = first, recipe.replace(reset_head=False)
     if recipe.optimizer == "least_squares":  # no steps
         state = Probe(recipe, source, dataset, devices, print_line)
     else:

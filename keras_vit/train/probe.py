@@ -39,15 +39,13 @@ from keras_vit.train.log_files import Log
 from keras_vit.train.loop import TRAINING_NAMES, Stop, in_thread
 from keras_vit.train.prepare import PrintLine
 
+# What a message adds.
+INSTEAD = "; steps need none: optimizer='sgd' in linear-probe, head_start='zeros' and a larger learning_rate in others"
 LAYER = "pre_logits"  # the head's input
 BLOCKS = (1,)  # numbers of last blocks that are tried beside that of the recipe
 # Fields that a probe reads, and those that the commands change for every recipe.
 USED_FIELDS = {"optimizer", "linear_probe", "layers", "batch_size", "image_size", "config", "precision", "seed"}
 USED_FIELDS |= {"checkpoint_minutes", "keep", "start", "accumulation", "reset_head"}
-
-
-class NoProbeError(ValueError):
-    """There is no head in closed form for this model, these data, or these devices."""
 
 
 class Probe:
@@ -59,13 +57,9 @@ class Probe:
         _check(recipe, data, devices)
         source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
         if not isinstance(source, VisionTransformer):
-            raise NoProbeError(
-                f"optimizer='least_squares' needs a VisionTransformer. Received: {source.name!r}, of maps"
-            )
+            raise ValueError(f"A linear probe needs a VisionTransformer{INSTEAD}. Received: {source.name!r}, of maps")
         if source.config.distilled:
-            raise NoProbeError(
-                "A model with two heads has no single linear probe: set optimizer=sgd. Received: distilled"
-            )
+            raise ValueError(f"A model with two heads has no single linear probe{INSTEAD}. Received: distilled")
         recipe = recipe.replace(reset_head=True)
         self.recipe = prepare.fit_size(recipe, model, source.config, data, print_line=print_line)
         self.model: VisionTransformer = prepare.adapt_model(
@@ -268,12 +262,9 @@ def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
             "Leave them out, or train the head in steps with optimizer=sgd (--set optimizer=sgd)"
         )
     if data.multi_label or type(data.task) is not Classification:
-        raise NoProbeError(
-            f"optimizer='least_squares' needs one class for each image; optimizer=sgd takes other labels too. "
-            f"Received: {data.name}"
-        )
+        raise ValueError(f"A linear probe needs one class for each image{INSTEAD}. Received: {data.name}")
     if strategies.has_workers(devices):
-        raise NoProbeError("optimizer='least_squares' runs on one machine; optimizer=sgd runs on several")
+        raise ValueError(f"A linear probe runs on one machine{INSTEAD}. Received: several")
     if recipe.batch_size % devices.num_replicas_in_sync:
         raise ValueError(
             f"batch_size must be a multiple of the {devices.num_replicas_in_sync} replicas. "
