@@ -210,7 +210,7 @@ def _into_cache(remote: Remote, urls: list[str], sha256: str | None) -> Path:
     except OSError as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "Free some space, or set" if is_full else "Set"
         raise DownloadError(
             f"{remote.url} cannot be saved as {cached}: {error}. {advice} KERAS_VIT_CACHE to a writable folder."

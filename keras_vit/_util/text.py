@@ -94,6 +94,7 @@ def answers_other_words(cls: type[Kind]) -> type[Kind]:
             raise TypeError(f"{cls.__name__} has no argument {unknown}: {hint}")
         create(self, *args, **arguments)
 
+    checked.__signature__ = inspect.signature(create)  # type: ignore[attr-defined]  # Keras' cloning reads it
     cls.__init__ = checked  # type: ignore[method-assign]
     for name in OTHER_METHODS:
         if not hasattr(cls, name):

@@ -81,7 +81,8 @@ def build_state(
         configs = (adapted.config, network.config if network else None)
         recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
         state = TrainState(recipe, adapted, total_steps=total, teacher=network, has_labels=data.is_labelled)
-    _warn_long_average(recipe, total)
+    if recipe.head_start == "zeros":  # otherwise the starting weights are good
+        _warn_long_average(recipe, total)
     return state, data
 
 
