@@ -225,6 +225,7 @@ def test_every_way_to_another_resolution_interpolates_alike(name: str, image_siz
     assert np.isfinite(resized(prepared(resized.config))).all()
 
 
+@pytest.mark.full
 def test_a_method_can_be_chosen_and_is_kept_with_the_policy_and_the_name(tmp_path: Path) -> None:
     model = VisionTransformer(tiny(), dtype="mixed_bfloat16", name="mine")
     same_weights(model.resized((32, 32)), model)  # an equal grid: nothing changes
@@ -355,6 +356,7 @@ def test_a_model_learns_in_half_precision(policy: str) -> None:
     assert {weight.dtype for weight in model.weights} == {"float32"}
 
 
+@pytest.mark.full
 def test_a_model_is_built_and_trained_under_a_distribution_strategy() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = VisionTransformer(tiny(num_layers=1))

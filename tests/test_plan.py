@@ -46,6 +46,7 @@ def test_official_models_have_their_published_number_of_parameters(name: str) ->
 PUBLISHED = {"Ti/16": (1.3, 0.05), "S/16": (4.6, 0.05), "B/16": (17.56, 0.005), "L/32": (15.38, 0.005)}
 
 
+@pytest.mark.full
 def test_arithmetic_is_what_is_published_to_its_last_digit() -> None:
     for name, (published, half_a_digit) in PUBLISHED.items():
         assert plan(name, batch_size=1).forward_flops / 2e9 == pytest.approx(published, abs=half_a_digit), name

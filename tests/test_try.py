@@ -52,6 +52,7 @@ def interrupt(evaluation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop.HeldOut, "evaluate", evaluate_and_stop)
 
 
+@pytest.mark.full
 def test_each_value_has_its_folder_and_the_same_call_continues_after_ctrl_c(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
