@@ -48,7 +48,9 @@ def test_step_0_is_the_probe_and_a_killed_run_goes_on_from_it(
     begun = [line for line in whole.history if line["step"] == 0]
     measured = train.evaluate(first, arrays())
     assert begun[0]["evaluation_accuracy"] == pytest.approx(measured.top1)
-    assert whole.best and whole.best.metrics["accuracy"] >= measured.top1
+    assert whole.best and whole.best.metrics == whole.metrics and whole.metrics["accuracy"] >= measured.top1
+    assert_same_bits(values(zoo.load(tmp_path / "whole" / "best.keras")), values(whole.model))
+    assert_same_bits(values(run().model), values(whole.model))
     assert "step 0 of 2: held-out accuracy" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(_run, "train", killed)

@@ -316,9 +316,10 @@ def _train_to_the_end(
                 if not done and changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
                     print_line(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
                 metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
+            final, final_metrics = held_out.final_model(metrics)
             trained = {
-                "model": held_out.final_model(),
-                "metrics": metrics or {},
+                "model": final,
+                "metrics": final_metrics,
                 "history": logger.history,
                 "steps": int(state.step.numpy()),
                 "images_per_second": logger.images_per_second,
