@@ -11,6 +11,7 @@ import pytest
 from keras_vit import dense, digits, train, zoo
 from keras_vit.train import prepare
 from keras_vit.train._recipe import Recipe
+from keras_vit.train.checkpoints import read_run
 from keras_vit.train.step import TrainState
 from marks import full_except
 from model_weights import assert_same_bits, values
@@ -66,6 +67,12 @@ def test_only_what_is_named_changes_and_has_moments(numbers: str, tmp_path: Path
         # What was written is what was evaluated.
         assert_same_bits(values(zoo.load(tmp_path / str(number))), values(result.model))
         assert train.evaluate(result.model, arrays()).top1 == pytest.approx(result.metrics["accuracy"])
+        # Another run may continue from the checkpoint of a run that did not end.
+        (tmp_path / str(number) / "model.keras").unlink()
+        for found_weight, weight in zip(
+            read_run(tmp_path / str(number), None).model.weights, result.model.weights, strict=True
+        ):
+            np.testing.assert_allclose(found_weight, weight, rtol=1e-6, atol=1e-7)
         slots = {name.partition("/")[2] for name in state_of(model, **fields).optimizer.slots}
         assert {path for path in slots if "lora" not in path and "head" not in path} <= {w.path for w in model.weights}
         assert (
