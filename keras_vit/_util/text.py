@@ -69,7 +69,7 @@ OTHER_METHODS = {
 
 
 def in_our_words(names: Iterable[str], table: Mapping[str, str] = OTHER_WORDS) -> str:
-    """Say what words of other libraries are here: "num_labels is num_classes"; "" if none is known."""
+    """Say what words of other libraries are here: "num_labels is here num_classes"; "" if none is known."""
     return "; ".join(f"{name} is here {table[name]}" for name in names if name in table)
 
 

@@ -8,7 +8,6 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import option_names
-from keras_vit._util.files import image_files
 from keras_vit._util.text import text_lines
 from keras_vit.cli import options
 from keras_vit.export.modes import Options
@@ -31,7 +30,7 @@ def export(
         list[str] | None,
         Option(
             help="Image files, folders and patterns for calibration and comparison: one half for each in a mode that "
-            "calibrates; may be repeated."
+            "needs calibration; may be repeated."
         ),
     ] = None,
     verify_on: Annotated[
@@ -54,7 +53,7 @@ def export(
     if to.suffix.lower() in OTHER_FORMATS:
         raise ValueError(f"--to must be a .tflite file, or a folder for a SavedModel such as vit/1. Received: {to}")
     _check_options(context, to, is_saved_model)
-    files, compared = _choose(images), _choose(verify_on)
+    files, compared = (options.choose_images(paths or [], MAX_IMAGES) or None for paths in (images, verify_on))
     found = options.find_model(model, **{name: given.pop(name) for name in options.MODEL_NAMES})
     if (labels := given["labels"]) and Path(labels).is_file():
         given["labels"] = text_lines(Path(labels).read_bytes(), labels)
@@ -110,7 +109,7 @@ def verify(
 
     if not file.exists():
         raise FileNotFoundError(f"There is no exported file {file}")
-    files = _choose(images)
+    files = options.choose_images(images or [], MAX_IMAGES) or None
     if quantize is not None:
         load_mode(quantize)
     found = options.find_model(model, **{name: given.pop(name) for name in options.MODEL_NAMES})
@@ -128,15 +127,6 @@ def verify(
             **given,
         )
     options.print_result(report, as_json)
-
-
-def _choose(paths: list[str] | None) -> list[str] | None:
-    """List image files, at most MAX_IMAGES of them, evenly chosen; a line says so."""
-    files = image_files(paths or [])
-    if len(files) > MAX_IMAGES:
-        options.echo(f"{MAX_IMAGES} of the {len(files):,} images are used, evenly chosen", err=True)
-        files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
-    return files or None
 
 
 def _check_options(context: typer.Context, to: Path, is_saved_model: bool) -> None:

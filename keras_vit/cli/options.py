@@ -21,6 +21,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import Rule, field_rules, given
+from keras_vit._util.files import image_files
 from keras_vit._util.text import GRAPH_NAMES, error_reason, printable, warn
 
 if TYPE_CHECKING:
@@ -305,6 +306,15 @@ def _no_classes(model: str) -> ValueError:
         f"keras-vit predict {model} IMAGES --classes cat,dog. For its features: keras-vit embed {model} "
         "IMAGES --to FOLDER. For a head of your own classes: keras-vit train linear-probe"
     )
+
+
+def choose_images(paths: list[str], most: int, who: str = "the command uses") -> list[str]:
+    """List image files, at most `most` of them, evenly chosen; a warning says so."""
+    files = image_files(paths)
+    if len(files) <= most:
+        return files
+    warn(f"{who} {most} of the {len(files):,} images, evenly chosen")
+    return [files[place * len(files) // most] for place in range(most)]
 
 
 def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[str] | None:

@@ -16,9 +16,9 @@ from typer import Argument, Option
 
 from keras_vit import zoo
 from keras_vit._util.checks import given
-from keras_vit._util.files import MARK, check_regular, check_results, image_files, readable_images, replacing
+from keras_vit._util.files import MARK, check_regular, check_results, readable_images, replacing
 from keras_vit._util.progress import track
-from keras_vit._util.text import abbreviated, printable, text_lines, warn
+from keras_vit._util.text import abbreviated, printable, text_lines
 from keras_vit.cli import options
 
 
@@ -209,10 +209,7 @@ def visualize(
     **chosen: Any,
 ) -> None:
     """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
-    files = image_files(images)
-    if len(files) > MAX_IMAGES:
-        warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen")
-        files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
+    files = options.choose_images(images, MAX_IMAGES, "the report shows")
     check_results([out], inputs=files)
     found = options.find_model(model, **chosen)
     published = found.resolved.published

@@ -21,6 +21,7 @@ PIXEL_LIMITS = f"An image has 1 to {MAX_PIXELS:,} pixels and sides of at most {M
 NO_ADOBE = "A CMYK JPEG without the mark of Adobe: save it as RGB, because readers differ in its colours"
 MAX_SEGMENTS = 20_000  # of a JPEG, in which EXIF is looked for
 MAX_EXIF = 65_535  # bytes: the longest segment of a JPEG
+ORIENTATION_TAG = 0x0112  # of EXIF
 BLOCK = 1 << 20  # pixels converted at a time: in float32 an image has four times its size
 
 _JPEG = b"\xff\xd8\xff"
@@ -30,7 +31,6 @@ _DEPTH_AND_TYPE, _PALETTE = 24, 3  # place of a PNG's bits and colour type; from
 _EXIF, _ADOBE = (0xFFE1, b"Exif\0\0"), (0xFFEE, b"Adobe")  # marks and names of segments
 _PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
 _CMYK_COMPONENTS = 4
-_ORIENTATION_TAG = 0x0112
 _SHORT, _LONG = 3, 4  # types of values in EXIF
 
 
@@ -234,7 +234,7 @@ def _first_directory(exif: Any) -> Any:
     count = tf.minimum(count, (length - offset - 2) // 12)  # entries of a damaged directory that are complete
     entries = tf.reshape(content[offset + 2 : offset + 2 + 12 * count], (-1, 12))
     kind, is_long = number(entries[:, 2:4]), number(entries[:, 2:4]) == _LONG
-    is_tag = (number(entries[:, :2]) == _ORIENTATION_TAG) & (number(entries[:, 4:8]) == 1)
+    is_tag = (number(entries[:, :2]) == ORIENTATION_TAG) & (number(entries[:, 4:8]) == 1)
     values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
     found = tf.boolean_mask(values, is_tag & (is_long | (kind == _SHORT)))
     return tf.concat([found, tf.constant([1], tf.int64)], axis=0)[0]

@@ -36,7 +36,7 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
     return np.concatenate([batch.numpy() for batch in batches])
 
 
-FAR = 10  # times the largest value that a preparation gives; pixels of 0..255 are 28 to 255 times it
+FAR = 10  # times the largest value that a preparation gives; pixels of 0..255 are about 100 to 255 times it
 
 
 def check_prepared(images: Any, config: Any) -> None:
@@ -48,7 +48,7 @@ def check_prepared(images: Any, config: Any) -> None:
     kind = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     if kind.startswith(("int", "uint", "bool")):
         raise ValueError(
-            f"The model takes prepared images, which are floats: model(model.preprocess(images)), or "
+            "The model takes prepared images, which are floats: model(model.preprocess(images)), or "
             f"model.classify(images), which does both. Received: {kind}"
         )
     if not isinstance(images, np.ndarray) and not hasattr(images, "numpy"):

@@ -27,7 +27,7 @@ import tensorflow as tf
 from keras_vit._util.text import abbreviated, escaped, needs_extra, text_lines
 from keras_vit.converters.containers import check_npy
 from keras_vit.dense.map_tasks import IGNORED, Depth, Segmentation
-from keras_vit.model.images import MAX_PIXELS, PIXEL_LIMITS, read_header, upright_sides
+from keras_vit.model.images import MAX_PIXELS, ORIENTATION_TAG, PIXEL_LIMITS, read_header, upright_sides
 from keras_vit.train.data.dataset_files import is_folder, list_files, python_errors, read_image
 from keras_vit.train.data.folder_source import (
     EVALUATION_FOLDERS,
@@ -51,7 +51,6 @@ MILLIMETRES = 1000.0  # values per metre of NYU Depth V2's files; KITTI's have 2
 ONE_CHANNEL = ("1", "L", "P")  # Pillow's modes of 1 to 8 bits
 SIXTEEN_BITS = ("I;16", "I;16B", "I")
 _BIT_DEPTH, _COLOUR_TYPE = 24, 25  # their places in a PNG file
-_ORIENTATION_TAG = 0x0112  # of EXIF
 
 
 def find_kind(folder: str, request: DataRequest) -> str | None:
@@ -245,7 +244,7 @@ def _decode_png(data: bytes) -> tuple[str, np.ndarray]:
             width, height = image.size
             if height * width > MAX_PIXELS:
                 raise ValueError(f"{PIXEL_LIMITS} Received: height and width {height} x {width}")
-            orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+            orientation = image.getexif().get(ORIENTATION_TAG, 1)
             mode, values = image.mode, np.asarray(image)
     except Exception as error:  # Pillow's readers raise errors of many types
         raise ValueError(f"cannot be decoded as PNG: {str(error) or type(error).__name__}") from None
