@@ -104,6 +104,7 @@ def test_a_program_that_fails_crashes_or_hangs_is_one_error(tmp_path: Path, monk
         run_compiled(path, image, hardware=("GPU",))
 
 
+@pytest.mark.full
 def test_a_hybrid_has_no_convolution_that_gpus_refuse_or_compute_wrong(tmp_path: Path) -> None:
     resnet = {"num_layers": (1, 1), "width_factor": 0.5}
     model, path = built(resnet=resnet, patch_size=1, image_size=64), tmp_path / "hybrid.tflite"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import command_line
 import keras_vit
+import keras_vit.cli
 from keras_vit import VisionTransformer, dense, digits, zoo
 from keras_vit._util import text
 from tiny_models import built, prepared, tiny
@@ -46,6 +49,7 @@ def test_what_a_newcomer_tries_is_answered() -> None:
         (lambda: keras_vit.nothing, AttributeError, "nothing"),
         (lambda: keras_vit.text.load("SigLIP2-B/16"), FileNotFoundError, "keras_vit.zoo.text_encoder(name)"),
         (lambda: keras_vit.export.tflite(built(), "x.tflite", verify=False), ValueError, "built-in patterns"),
+        (lambda: keras_vit.export.saved_model(built(), "x", verify=False), ValueError, "built-in patterns"),
     ):
         assert words in message(function, kind)
     assert not np.any(np.asarray(zoo.load("digits", weights="none").get_layer("head").kernel))
@@ -87,3 +91,32 @@ def test_a_result_is_printed_in_twelve_lines() -> None:
     printed = str(result)
     assert len(printed.splitlines()) <= 12 and max(map(len, printed.splitlines())) <= 80
     assert "steps: 999 (stopped" in printed and "folder: runs/a" in printed and len(repr(recipe)) < 800
+
+
+def test_a_card_is_printed_in_twelve_lines() -> None:
+    for name in keras_vit.zoo.names():
+        assert len(str(keras_vit.zoo.card(name)).splitlines()) <= 12
+    assert "keras-vit show ViT-B/16" in str(keras_vit.zoo.card("ViT-B/16"))
+
+
+def test_constructors_methods_exports_and_commands_know_the_words_of_other_libraries(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny()
+    calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: keras_vit.ViTConfig(num_labels=3), TypeError, "num_labels is here num_classes"),
+        (lambda: keras_vit.ViTConfig(num_layer=3), TypeError, "the nearest is 'num_layers'"),
+        (lambda: keras_vit.VisionTransformer(config, pretrained=True), TypeError, "weights='default'"),
+        (lambda: keras_vit.VisionTransformer(image_size=224), TypeError, "known are ['config', 'dtype', 'name']"),
+        (lambda: keras_vit.VisionTransformer(tiny(image_size=100_000)), ValueError, "at most 1,000,000 tokens"),
+        (lambda: keras_vit.dense.segmenter(built(), 3).forward_features, AttributeError, "model.features(images)"),
+        (lambda: keras_vit.export.onnx, AttributeError, "keras_vit.export.saved_model(model, folder)"),
+    ]
+    for call, kind, wanted in calls:
+        assert wanted in message(call, kind)
+    monkeypatch.setattr(sys, "argv", ["keras-vit", "predict", "digits", "photo.png", "--num-labels", "3"])
+    with pytest.raises(SystemExit):
+        keras_vit.cli.main()
+    assert "num_labels is here num_classes" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    found = command_line.run("show", "digits", "--json")  # the command line starts again
+    assert '"digits"' in found

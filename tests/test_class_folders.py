@@ -49,6 +49,7 @@ PARTS = {  # (the part that is asked for, the part that is measured): number of 
 }
 
 
+@pytest.mark.full
 def test_a_part_of_a_divided_folder_is_chosen_by_name(tmp_path: Path) -> None:
     for split, classes in DIVIDED.items():
         fill(tmp_path / split, **classes)

@@ -142,6 +142,7 @@ HEADS = {
 }
 
 
+@pytest.mark.full
 def test_names_of_the_data_are_those_of_the_trained_model() -> None:
     for case, expected in HEADS.items():
         reset_head, model_names, data_names = case

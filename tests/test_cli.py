@@ -123,7 +123,7 @@ def test_the_parts_of_a_summary_are_the_whole_model() -> None:
 def test_a_summary_is_of_the_default_weights_and_followed_by_the_card() -> None:
     printed = run("show", "B/16")
     assert printed.splitlines()[0] == "ViT-B/16 at 384 x 384, augreg-imagenet21k+imagenet2012"
-    assert printed.endswith(f"\n\n{cards.card('B/16')}\n")
+    assert printed.endswith(f"\n\n{catalogue.details(cards.card('B/16'))}\n")
     for said in ("86,859,496", "12 x attention, 12 heads of 64", "MLP, 3,072 wide, gelu_tanh", "24 x 24 patches"):
         assert said in printed
     assert shown("B/16")["weights"] == json.loads(json.dumps(zoo.table("B/16")))

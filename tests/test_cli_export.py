@@ -55,6 +55,7 @@ def test_a_file_is_verified_on_built_in_images_and_on_ones_own(written: Path, pi
     assert "on 21 images" in run("verify", written, "digits", pictures, first, "--threads", "1")
 
 
+@pytest.mark.full
 def test_everything_that_a_file_can_be_is_an_option(tmp_path: Path, pictures: Path) -> None:
     path, names = tmp_path / "pixels.tflite", tmp_path / "names.txt"
     names.write_text("".join(f"digit {number}\n" for number in range(10)))
@@ -134,6 +135,7 @@ def test_bench_times_checkpoints_and_files_and_refuses_what_it_cannot_time(
         assert said in fails(monkeypatch, "bench", *wrong)
 
 
+@pytest.mark.full
 def test_a_file_that_is_too_far_from_the_model_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for options, said in (
         ([], "wanted cosine >= 1.0"),

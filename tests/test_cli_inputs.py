@@ -148,8 +148,10 @@ def test_what_has_no_images_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_of_many_images_a_report_shows_some_and_says_so(run_folder: Path, photos: Path, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="shows 16 of the 20 images, evenly chosen"):
-        page = run("visualize", run_folder, photos, "--out", tmp_path / "report.html").strip()
+    arguments = ["visualize", run_folder, photos, "--out", tmp_path / "report.html"]
+    result = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+    assert "16 of the 20 images are used, evenly chosen" in result.stderr
+    page = result.stdout.strip()
     shown = [path for path in image_files([photos]) if Path(path).name in Path(page).read_text(encoding="utf-8")]
     assert len(shown) == 16 and any("/1/" in path for path in shown)
 

@@ -82,6 +82,7 @@ def test_an_unprepared_data_set_is_refused_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_few_shot(checkpoint: Path) -> None:
     printed = run("evaluate", checkpoint, "--data", "digits", "--few-shot", 1, "--few-shot", 2, "--json")
     assert [row["shots"] for row in json.loads(printed)] == [1, 2]

@@ -98,6 +98,7 @@ def _check_results(name: str, model: dense.DenseModel, maps: np.ndarray, results
             assert distance(got, want) <= TOLERANCES[name], key
 
 
+@pytest.mark.full
 def test_an_image_of_any_size_gets_a_map_of_its_size(tmp_path: Path) -> None:
     model = dense_cases.load("hf_depth_anything")
     pixels = np.random.default_rng(0).integers(0, 255, (60, 91, 3), np.uint8)

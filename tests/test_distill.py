@@ -90,6 +90,7 @@ def test_the_loss_of_features_is_that_of_numpy() -> None:
     np.testing.assert_allclose(metrics["cosine"], cosine, **CLOSE)
 
 
+@pytest.mark.full
 def test_a_teacher_of_another_kind_has_features_of_patches() -> None:
     for changes in ({"classifier": "gap", "final_norm": "pooled"}, {"classifier": "map"}, {"num_registers": 2}):
         student, teacher = models(num_classes=0, class_token=None, **changes)
@@ -154,6 +155,7 @@ def chosen(out: Path | None, teacher: Any, steps: int = 1, **fields: Any) -> tup
     return result.recipe, sizes[0]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not strategies.is_cpu(), reason="on a GPU nothing is chosen")
 def test_a_cpu_gets_a_batch_and_a_size_of_the_teacher_from_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -145,6 +145,7 @@ def test_sums_of_parts_are_the_sum_of_the_whole_and_odd_logits_count_rightly() -
     assert (masked["top1"], masked["loss"]) == (1, pytest.approx(np.log1p(np.exp(-1))))
 
 
+@pytest.mark.full
 def test_evaluating_twice_compiles_once_and_keeps_no_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = []
     sums = Classification.sums

@@ -82,6 +82,7 @@ def test_the_page_shows_the_worst_mistakes_and_no_name_is_markup(tmp_path: Path)
     assert sum(row["class"] == row["predicted"] for row in rows) / 50 == found.accuracy
 
 
+@pytest.mark.full
 def test_the_command_writes_what_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, folder = digits.load(), tmp_path / "photos"
     for number, image in enumerate(data.test_images[:10]):

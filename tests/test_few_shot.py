@@ -12,7 +12,8 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from keras_vit import digits, zoo
-from keras_vit.train.few_shots import BIAS, MIN_DEVIATION, LeastSquares, draw_images, few_shot
+from keras_vit.train.few_shots import draw_images, few_shot
+from keras_vit.train.least_squares import BIAS, MIN_DEVIATION, Kept, Summed, fit_head
 from refusals import unrefused
 from tiny_models import built
 
@@ -33,6 +34,11 @@ def standardised(features: np.ndarray, like: np.ndarray) -> np.ndarray:
     return np.concatenate([x, np.full((len(x), 1), BIAS)], axis=1)
 
 
+def fitted(features: np.ndarray, labels: np.ndarray, others: np.ndarray, l2: float) -> np.ndarray:
+    kernel, bias = fit_head(features, labels, num_classes=4, l2=l2)
+    return others @ kernel + bias
+
+
 # More images than features, equally many (with the bias), fewer: both ways of solving and the limit between them.
 SHAPES = [(200, 16), (17, 16), (16, 16), (12, 40)]
 
@@ -40,7 +46,7 @@ SHAPES = [(200, 16), (17, 16), (16, 16), (12, 40)]
 def test_the_solution_is_that_of_scikit_learns_ridge() -> None:
     for (images, width), l2 in itertools.product(SHAPES, (1e-3, L2)):
         features, labels, others = problem(images, width)
-        found = LeastSquares(features, labels, num_classes=4).scores(others, l2)
+        found = fitted(features, labels, others, l2)
         ridge = Ridge(alpha=l2, fit_intercept=False, solver="svd")
         ridge.fit(standardised(features, features), 2.0 * np.eye(4)[labels] - 1)
         # Both are float64; with a small l2 the inverse loses half of its digits (condition number 1e8).
@@ -50,10 +56,29 @@ def test_the_solution_is_that_of_scikit_learns_ridge() -> None:
 def test_a_feature_that_never_changes_does_no_harm() -> None:
     features, labels, others = problem(50, 8)
     features[:, 3] = others[:, 3] = 7.0
-    found = LeastSquares(features, labels, num_classes=4).scores(others, L2)
+    found = fitted(features, labels, others, L2)
     rest = [column for column in range(8) if column != 3]
-    expected = LeastSquares(features[:, rest], labels, num_classes=4).scores(others[:, rest], L2)
+    expected = fitted(features[:, rest], labels, others[:, rest], L2)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_sums_give_the_heads_and_choices_of_features_that_are_kept() -> None:
+    features, labels, _ = problem(120, 16)
+    columns = np.array([1, 2, 5, 7, 11])
+    kept = Kept(features, labels, num_classes=4)
+    summed = Summed.empty(16, 4)
+    held_out = kept._folds == 0
+    for rows in np.array_split(np.flatnonzero(~held_out), 3):
+        summed.add(features[rows], labels[rows])
+    summed = Summed(summed.products, summed.sums, held_out=(features[held_out], labels[held_out]))
+    scores, seen = next(iter(summed.predict(columns)(0.5)))
+    first, same = next(iter(kept.predict(columns)(0.5)))
+    np.testing.assert_array_equal(seen, same)
+    # The features kept are standardised by all images, those summed by the images that the fit sees.
+    np.testing.assert_allclose(scores, first, atol=0.05)
+    assert summed.count == kept.count == 120
+    for found, wanted in zip(summed.head(columns, 3.0), kept.head(columns, 3.0), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
 def test_images_are_drawn_by_seed_and_more_shots_hold_fewer() -> None:

@@ -207,6 +207,7 @@ def planned(config: ViTConfig, format: str) -> Any:
     return plan_file(config, shapes, load_table(format))
 
 
+@pytest.mark.full
 def test_a_field_that_no_format_knows_is_refused_by_name_and_value() -> None:
     assert set(HELD) == {name for name in converters.formats() if load_table(name).writable}
     for format, changes in HELD.items():

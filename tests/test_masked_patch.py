@@ -187,6 +187,7 @@ def test_the_loss_is_the_mean_over_the_corrupted_patches_of_each_image() -> None
         np.testing.assert_allclose(figures["accuracy"][image], right, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_it_learns_the_colours_of_digits_and_the_encoder_goes_on_to_classes() -> None:
     config = tiny(image_size=16, patch_size=4, num_classes=0, num_layers=1)
     model = MaskedPatchModel(VisionTransformer(config))

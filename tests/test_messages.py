@@ -58,6 +58,7 @@ def test_one_function_says_each_and_every_extra_exists() -> None:
     assert len(named) > 5 and named <= set(setup["options.extras_require"])
 
 
+@pytest.mark.full
 def test_a_warning_shows_the_line_outside_of_the_package() -> None:
     images = np.zeros((8, 16, 16, 3), np.uint8)
     recipe = train.recipe("digits", epochs=1, batch_size=8, warmup_steps=100, xla=False)
@@ -70,6 +71,7 @@ def test_a_warning_shows_the_line_outside_of_the_package() -> None:
     assert [warning.filename for warning in caught] == [__file__]
 
 
+@pytest.mark.full
 def test_a_global_dtype_policy_that_training_does_not_use_is_named() -> None:
     data = {"train": (np.zeros((8, 16, 16, 3), np.uint8), np.arange(8) % 5)}
     recipe = train.recipe("digits", steps=1, batch_size=8, xla=False)

@@ -70,24 +70,27 @@ def test_a_head_reads_several_blocks_oldest_first_class_tokens_before_means() ->
         ({"classifier": "token_gap", "token_blocks": 3}, (1, 2, 3), (3,)),  # as DINOv2's head "linear4"
         ({"classifier": "gap", "mean_blocks": 2}, (), (2, 3)),
         ({"classifier": "token", "token_blocks": 2}, (2, 3), ()),
+        ({"classifier": "token", "token_blocks": 1, "mean_blocks": 3}, (3,), (1, 2)),
+        ({"classifier": "map", "mean_blocks": 3}, (), (1, 2)),
     ):
         model = built(num_layers=4, num_registers=2, **fields)
         blocks = {name: np.asarray(x) for name, x in model.features(prepared(model.config)).items()}
         norm, prefix = model.get_layer("encoder_norm"), model.config.num_prefix_tokens
         normed = [np.asarray(norm(blocks[f"block_{i}"])) for i in range(4)]
-        parts = [normed[i][:, 0] for i in tokens] + [normed[i][:, prefix:].mean(axis=1) for i in means]
+        pooled = [np.asarray(model.get_layer("pool")(normed[3]))] if fields["classifier"] == "map" else []
+        parts = pooled + [normed[i][:, 0] for i in tokens] + [normed[i][:, prefix:].mean(axis=1) for i in means]
         assert model.config.feature_size == model.get_layer("head").kernel.shape[0] == 32 * len(parts)
         # Measured: at most 5e-7.
         np.testing.assert_allclose(blocks["pre_logits"], np.concatenate(parts, axis=1), atol=1e-5)
     wider = built(num_layers=2).with_config(tiny(num_layers=2, token_blocks=2))
     assert wider.get_layer("head").kernel.shape[0] == 64 and not np.any(wider(prepared(wider.config)))
     for fields, message in (
-        ({"token_blocks": 2, "classifier": "gap"}, "token_blocks above 1 needs classifier='token'"),
-        ({"mean_blocks": 2}, "mean_blocks above 1 needs classifier='gap'"),
+        ({"token_blocks": 2, "classifier": "gap"}, "token_blocks above 1 needs a classifier of ('token', 'token_gap')"),
+        ({"mean_blocks": 2, "classifier": "unpooled"}, "mean_blocks above 1 needs a classifier of ('token', 'gap'"),
         ({"token_blocks": 3}, "at most num_layers=2"),
         ({"token_blocks": 2, "final_norm": "pooled"}, "final_norm='tokens'"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=re.escape(message)):
             tiny(**fields)
 
 
@@ -222,6 +225,7 @@ def test_every_way_to_another_resolution_interpolates_alike(name: str, image_siz
     assert np.isfinite(resized(prepared(resized.config))).all()
 
 
+@pytest.mark.full
 def test_a_method_can_be_chosen_and_is_kept_with_the_policy_and_the_name(tmp_path: Path) -> None:
     model = VisionTransformer(tiny(), dtype="mixed_bfloat16", name="mine")
     same_weights(model.resized((32, 32)), model)  # an equal grid: nothing changes
@@ -352,6 +356,7 @@ def test_a_model_learns_in_half_precision(policy: str) -> None:
     assert {weight.dtype for weight in model.weights} == {"float32"}
 
 
+@pytest.mark.full
 def test_a_model_is_built_and_trained_under_a_distribution_strategy() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = VisionTransformer(tiny(num_layers=1))

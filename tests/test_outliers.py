@@ -112,6 +112,7 @@ def test_float_files_are_safe_in_half_precision(small: VisionTransformer, tmp_pa
     assert np.log2(options.scales[0]) in (-2, -3)
 
 
+@pytest.mark.full
 def test_a_model_without_outliers_gets_no_operator() -> None:
     smoothing = {mode.smoothing for mode in map(modes.load_mode, modes.mode_names())}
     for model in (zoo.load("digits"), VisionTransformer(ViTConfig.from_name("Ti/16", num_layers=1))):

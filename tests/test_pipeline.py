@@ -131,6 +131,7 @@ def test_batches_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> No
         assert_equal(training(files(), ALL, 6), want)
 
 
+@pytest.mark.full
 def test_a_stream_that_goes_on_is_the_one_that_never_stopped_and_another_seed_another() -> None:
     want = training(files(), ALL, 6)
     assert_equal(training(files(), ALL, 2, order=Order(batch=4, seed=11, start=4)), want[4:])  # in the second epoch
@@ -140,6 +141,7 @@ def test_a_stream_that_goes_on_is_the_one_that_never_stopped_and_another_seed_an
     assert (first["image"] != epoch["image"]).any() and (first["image"] != other["image"]).any()
 
 
+@pytest.mark.full
 def test_replicas_share_out_the_batch_of_one() -> None:
     alone = recipe(crop="inception", flip=True, shift=0.1)  # mixup mixes examples of one replica only
     (whole,) = training(files(), alone, 1)

@@ -99,6 +99,7 @@ def test_a_model_with_lora_is_saved_and_exported_with_its_updates(tmp_path: Path
     assert report.cosine > 0.99999
 
 
-def test_a_recipe_refuses_lora_rather_than_train_all_weights(lora: VisionTransformer) -> None:
-    with pytest.raises(ValueError, match=r"LoRA.*block_0/attention/out"):
-        adapt_model(train.recipe("digits"), lora, num_classes=5)
+def test_a_recipe_trains_a_model_with_lora_from_its_folded_weights(lora: VisionTransformer) -> None:
+    adapted = adapt_model(train.recipe("digits", image_size=None), lora, num_classes=5)
+    np.testing.assert_allclose(outputs(adapted), outputs(lora), rtol=1e-5, atol=1e-5)
+    assert len(adapted.weights) == len(built().weights)

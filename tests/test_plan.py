@@ -16,7 +16,7 @@ from keras_vit.model.cost import count
 from keras_vit.model.layers import runtime
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import planner
-from keras_vit.train._recipe import Recipe, recipe
+from keras_vit.train._recipe import Recipe
 from keras_vit.train.planner import (
     PARTS,
     check_memory,
@@ -26,6 +26,7 @@ from keras_vit.train.planner import (
     plan,
     plan_step,
 )
+from keras_vit.train.recipe_files import recipe
 from marks import full_except
 from refusals import unrefused
 from test_parameter_counts import GSAM, OFFICIAL
@@ -45,6 +46,7 @@ def test_official_models_have_their_published_number_of_parameters(name: str) ->
 PUBLISHED = {"Ti/16": (1.3, 0.05), "S/16": (4.6, 0.05), "B/16": (17.56, 0.005), "L/32": (15.38, 0.005)}
 
 
+@pytest.mark.full
 def test_arithmetic_is_what_is_published_to_its_last_digit() -> None:
     for name, (published, half_a_digit) in PUBLISHED.items():
         assert plan(name, batch_size=1).forward_flops / 2e9 == pytest.approx(published, abs=half_a_digit), name

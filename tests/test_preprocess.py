@@ -66,6 +66,7 @@ def by_pillow(image: np.ndarray, size: tuple[int, ...], interpolation: str) -> n
     return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling[FILTERS[interpolation]]))
 
 
+@pytest.mark.full
 def test_rounded_pixels_are_pillows_in_either_order(photo: np.ndarray) -> None:
     for source, size, height_first, interpolation in TURNS:
         assert is_height_first(source, size) == height_first

@@ -15,13 +15,14 @@ from sklearn.linear_model import RidgeClassifierCV
 
 from keras_vit import digits, train, zoo
 from keras_vit.errors import CheckpointError
-from keras_vit.train import few_shots, prepare, probe
+from keras_vit.train import least_squares, prepare, probe
 from keras_vit.train.data.sources import open_data
-from keras_vit.train.few_shots import SCALES, STRENGTHS, LeastSquares, cross_validate
+from keras_vit.train.least_squares import SCALES, STRENGTHS, Kept, Summed, cross_validate
 from keras_vit.zoo.pretrained import ResolvedModel
+from marks import full_except
 from model_weights import assert_same_bits, values
 from refusals import unrefused
-from tiny_models import randomised, tiny
+from tiny_models import OTHERS, VARIANTS, built, randomised, tiny
 
 
 def arrays(count: int = 120, held_out: int = 100) -> dict[str, Any]:
@@ -42,7 +43,60 @@ def test_a_probe_is_an_ordinary_model_with_the_metrics_of_evaluate(tmp_path: Pat
         {"accuracy": measured.top1, "top5": measured.top5, "loss": measured.loss}, abs=1e-4
     )
     assert measured.top1 > 0.9  # 120 images of ten digits, and features that were trained on digits
-    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == len(STRENGTHS) + 1
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == len(result.history)
+
+
+# Fields of a model, and the parts of the head that reads all of its two blocks.
+PROBED: dict[str, tuple[dict[str, Any], list[tuple[str, int]]]] = {
+    "token": ({"normalize_features": True}, [("token", 1), ("token", 0), ("mean", 1)]),
+    "map": ({"classifier": "map", "position_prefix": False}, [("map", 0), ("mean", 1)]),
+    "norm after the mean": ({"classifier": "gap", "final_norm": "pooled"}, [("mean", 1), ("mean", 0)]),
+    "hybrid": (VARIANTS["hybrid"], [("token", 1), ("token", 0), ("mean", 1)]),
+    "mixer": (OTHERS["mixer"], [("mean", 1), ("mean", 0)]),
+    "BiT": (OTHERS["BiT"], [("mean", 0)]),
+}
+
+
+@pytest.mark.parametrize("name", full_except({"map"}, PROBED))
+def test_a_probe_of_every_family_reads_its_last_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields, parts = PROBED[name]
+    model = built(**fields)
+    monkeypatch.setattr(probe, "BLOCKS", ())  # the random weights would choose by chance
+    result = train.run(train.recipe("linear-probe"), model=model, data=arrays(60, 20), progress=False)
+    assert result.model.config.feature_parts == parts
+    measured = train.evaluate(result.model, arrays(60, 20))
+    assert result.metrics == pytest.approx(
+        {"accuracy": measured.top1, "top5": measured.top5, "loss": measured.loss}, abs=1e-4
+    )
+    own = train.recipe("linear-probe", layers=1)  # as before there were heads over several blocks
+    same = prepare.adapt_model(own.replace(reset_head=True), model, num_classes=10).config
+    assert same == model.config.replace(num_classes=10, representation_size=None)
+
+
+def test_a_probe_of_many_images_adds_their_features_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit(**options: Any) -> train.Result:
+        return train.run(recipe, model=tiny(image_size=8, num_layers=1), data=arrays(70, 20), progress=False, **options)
+
+    recipe = train.recipe("linear-probe", batch_size=16, start="scratch", layers=1)
+    kept = fit()
+    monkeypatch.setattr(probe, "MOST_FOLDED", 0)  # 32 features, 70 images
+    monkeypatch.setattr(probe, "ADDED", 24)  # two batches
+    whole, in_thread, computed = fit(), probe.in_thread, []
+
+    def collect_three(*arguments: Any) -> Any:
+        computed.append(arguments)
+        if len(computed) == 4:
+            raise KeyboardInterrupt
+        return in_thread(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "in_thread", collect_three)
+        with pytest.raises(KeyboardInterrupt):
+            fit(out=tmp_path)  # after three batches, of which two are added up
+    continued = fit(out=tmp_path)
+    assert_same_bits(values(continued.model), values(whole.model))
+    # Another strength may be chosen, by fewer images; few of 20 held-out ones change.
+    assert abs(whole.metrics["accuracy"] - kept.metrics["accuracy"]) <= 0.15
 
 
 @pytest.mark.full
@@ -97,17 +151,19 @@ def test_cross_validation_adds_up_the_cross_entropy_of_every_scale() -> None:
     scores, labels = random.normal(size=(40, 7)), random.integers(0, 7, 40)
     targets = (40 * np.eye(7)[labels] + 1 / 7) / 41
     wanted = [tf.nn.softmax_cross_entropy_with_logits(targets, scale * scores).numpy().sum() for scale in SCALES]
-    np.testing.assert_allclose(few_shots._add_losses(scores, labels, 40), wanted, rtol=1e-9)
+    np.testing.assert_allclose(least_squares._add_losses(scores, labels, 40), wanted, rtol=1e-9)
 
 
 def test_cross_validation_takes_little_memory() -> None:
     random = np.random.default_rng(0)
     features, labels = random.normal(size=(4000, 8)).astype("f4"), random.integers(0, 500, 4000)
     tracemalloc.start()
-    cross_validate(features, labels, num_classes=500, seed=0)
+    sums = Summed.empty(8, 500)
+    sums.add(features[800:], labels[800:])
+    cross_validate(Summed(sums.products, sums.sums, held_out=(features[:800], labels[:800])), {1: np.arange(8)})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 16e6  # the scores of one strength have 16 MB
+    assert peak < 12e6  # the scores of 800 images in float64 and float32 have 4.8 MB, those of all 24 MB
 
 
 def test_cross_validation_chooses_as_well_as_scikit_learn() -> None:
@@ -115,9 +171,11 @@ def test_cross_validation_chooses_as_well_as_scikit_learn() -> None:
     centres = random.normal(size=(4, 60))
     labels, test_labels = random.integers(0, 4, 80), random.integers(0, 4, 2000)
     features, test = (centres[y] + random.normal(scale=2.5, size=(len(y), 60)) for y in (labels, test_labels))
-    found = cross_validate(features, labels, num_classes=4, seed=0)
+    regressions = Kept(features, labels, num_classes=4)
+    found = cross_validate(regressions, {1: np.arange(60)})
     best = min(found, key=lambda each: each.loss)
-    scores = LeastSquares(features, labels, num_classes=4).scores(test, best.strength * len(labels))
+    kernel, bias = regressions.head(np.arange(60), best.strength * len(labels))
+    scores = test @ kernel + bias
     theirs = RidgeClassifierCV(alphas=[80 * strength for strength in STRENGTHS]).fit(features, labels)
     accuracy = float(np.mean(scores.argmax(axis=1) == test_labels))
     assert accuracy > theirs.score(test, test_labels) - 0.02

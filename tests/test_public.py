@@ -145,8 +145,8 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 SHOWN = [public for public in PUBLIC if PROMPT in public.docstring]
 SLOW_NAMES = """
-batch.embed dense.load export.saved_model export.tflite train.Examination train.few_shot train.run visualize.report
-zoo.zero_shot_head
+batch.embed dense.load export.saved_model export.tflite train.Examination train.few_shot train.run train.try_values
+visualize.report zoo.zero_shot_head
 """
 SLOW = {f"keras_vit.{name}" for name in SLOW_NAMES.split()}
 

@@ -25,6 +25,8 @@ FIELDS = {
     "image_size": 16,
     "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1},
     "ema_decay": 0.9,
+    "lora_rank": 2,
+    "train_only": ["lora", "*"],
     "randaugment_layers": 2,
     "randaugment_magnitude": 10,
     "mixup": 0.2,

@@ -261,6 +261,7 @@ def test_a_model_of_two_channels_takes_arrays_and_names_are_answered_as_they_are
 # ---- complete or absent
 
 
+@pytest.mark.full
 def test_a_version_appears_whole_and_without_requests_where_they_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +359,7 @@ def test_a_graph_that_answers_otherwise_is_refused(
 # ---- the loaders of servers, which restore by the graph's names: a folder may load in Python and still fail there
 
 
+@pytest.mark.full
 def test_a_session_answers_as_the_loaded_functions(saved_digits: Any) -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(saved_digits.folder))

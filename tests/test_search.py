@@ -92,6 +92,7 @@ def test_a_photo_finds_itself_and_what_resembles_it(folder: Path) -> None:
     assert len(lines) == 2 and lines[0] == f"1.000  {photo}"
 
 
+@pytest.mark.full
 def test_the_contact_sheet_shows_each_image_or_why_it_cannot(tmp_path: Path) -> None:
     photos, sheet = tmp_path / "photos", tmp_path / "sheet.html"
     photos.mkdir()
@@ -120,6 +121,7 @@ def test_the_contact_sheet_shows_each_image_or_why_it_cannot(tmp_path: Path) -> 
     assert "default-src 'none'" in page.source and "<script" not in page.source
 
 
+@pytest.mark.full
 def test_another_model_is_an_error_by_its_name(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = zoo.load("digits", image_size=48)
     other.save(tmp_path / "other.keras")

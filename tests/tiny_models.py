@@ -57,7 +57,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "activation": "silu",
     },
     "class token and mean": {"classifier": "token_gap", "num_registers": 2, "position_prefix": False},
-    "several blocks": {"classifier": "token_gap", "token_blocks": 2, "mean_blocks": 2, "num_registers": 2},
+    "several blocks": {"token_blocks": 2, "mean_blocks": 2, "num_registers": 2},
 }
 _RESNET = {"num_layers": (2, 1), "width_factor": 0.5, "version": 2}
 # Without attention.

@@ -6,6 +6,7 @@ are unchanged, the file is not read again.
 """
 
 import base64
+import errno
 import hashlib
 import os
 import re
@@ -209,8 +210,11 @@ def _into_cache(remote: Remote, urls: list[str], sha256: str | None) -> Path:
     except OSError as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        advice = "Free some space, or set KERAS_VIT_CACHE to a writable folder."
-        raise DownloadError(f"{remote.url} cannot be saved as {cached}: {error}. {advice}") from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "Free some space, or set" if is_full else "Set"
+        raise DownloadError(
+            f"{remote.url} cannot be saved as {cached}: {error}. {advice} KERAS_VIT_CACHE to a writable folder."
+        ) from error
     raise FileUnavailableError(f"{cached.name} is not available. " + " ".join(refusals))
 
 

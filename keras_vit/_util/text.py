@@ -2,12 +2,16 @@
 
 import contextlib
 import difflib
+import functools
+import inspect
 import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
+from typing import Any, TypeVar
 
+Kind = TypeVar("Kind")
 PACKAGE = "keras_vit"
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
 TIMES = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -53,6 +57,10 @@ OTHER_FUNCTIONS = {
     "create_model": "keras_vit.zoo.load(name or path)",
     "list_models": "keras_vit.zoo.names()",
 }
+OTHER_EXPORTS = {
+    "export": "keras_vit.export.tflite(model, path) or keras_vit.export.saved_model(model, folder)",
+    "onnx": "keras_vit.export.saved_model(model, folder), which tf2onnx converts",
+}
 OTHER_METHODS = {
     "from_pretrained": "keras_vit.zoo.load(name or path)",
     "from_preset": "keras_vit.zoo.load(name or path)",
@@ -71,6 +79,27 @@ OTHER_METHODS = {
 def in_our_words(names: Iterable[str], table: Mapping[str, str] = OTHER_WORDS) -> str:
     """Say what words of other libraries are here: "num_labels is here num_classes"; "" if none is known."""
     return "; ".join(f"{name} is here {table[name]}" for name in names if name in table)
+
+
+def answers_other_words(cls: type[Kind]) -> type[Kind]:
+    """Let a class say what arguments of its constructor, and methods, that it does not have are here."""
+    create: Any = cls.__init__
+    known = inspect.signature(create).parameters.keys() - {"self"}
+
+    @functools.wraps(create)
+    def checked(self: Any, *args: Any, **arguments: Any) -> None:
+        if unknown := sorted(arguments.keys() - known):
+            words = in_our_words(unknown)
+            hint = f"{words} (keras_vit.zoo.load)" if words else suggestion(unknown[0], known)
+            raise TypeError(f"{cls.__name__} has no argument {unknown}: {hint}")
+        create(self, *args, **arguments)
+
+    checked.__signature__ = inspect.signature(create)  # type: ignore[attr-defined]  # Keras' cloning reads it
+    cls.__init__ = checked  # type: ignore[method-assign]
+    for name in OTHER_METHODS:
+        if not hasattr(cls, name):
+            setattr(cls, name, Elsewhere(name))
+    return cls
 
 
 class Elsewhere:

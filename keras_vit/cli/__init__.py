@@ -5,17 +5,20 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
+from typer.core import TyperCommand, TyperOption
 
 from keras_vit import __version__
-from keras_vit._util.text import printable, warn
+from keras_vit._util.text import in_our_words, printable, warn
 from keras_vit.cli import batch, demo, export, options, predict, show, train
 
 __all__ = ["app", "main"]
 
+USAGE_ERROR: Any = typer.BadParameter.__base__  # of click, or of typer's copy of it
+MANY_OPTIONS = 15  # a command with more shows them in groups
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 
@@ -51,8 +54,38 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": demo.bench,
     "demo": demo.demo,
 }
+# Groups of options in --help, by the names of their parameters; the others come first, under "Options".
+PANELS = {
+    "Model": ("model", *options.MODEL_NAMES, "config", "teacher", "continue_from"),
+    "Data": ("data", "data_dir", "train_split", "eval_split", "split", "on_bad_image", "images", "verify_on"),
+    "SavedModel": export.SAVED_MODEL_OPTIONS,
+    "LiteRT file": export.TFLITE_OPTIONS,
+}
+
+
+class Command(TyperCommand):
+    """A command with groups of options, whose error for an option of another library says what it is here."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        for panel, names in PANELS.items() if len(self.params) > MANY_OPTIONS else ():
+            for option in self.params:
+                if option.name in names and isinstance(option, TyperOption):
+                    option.rich_help_panel = panel
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of a command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except USAGE_ERROR as error:
+            name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+            if words := in_our_words([name]):
+                error.message += f" {words}. Fields of a model are given as --config FIELD=VALUE."
+            raise
+
+
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, cls=Command)(_command)
 
 
 def _print_version(asked: bool) -> None:

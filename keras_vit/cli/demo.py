@@ -48,6 +48,7 @@ def _empty_folder(out: Path) -> None:
 def _tour(out: Path) -> Path:
     """Load, classify, change the resolution, fine-tune, export to both formats, and write a report; return its path."""
     from keras_vit import digits, export, train, visualize, zoo
+    from keras_vit.zoo import catalogue
 
     data, model = digits.load(), zoo.load(NAME)
     images, labels = data.test_images, data.test_labels
@@ -81,7 +82,7 @@ def _tour(out: Path) -> Path:
         out / "report.html",
         title=NAME,
         top=3,
-        card=zoo.card(NAME),
+        card=catalogue.details(zoo.card(NAME)),
         exports=exports,
         progress=True,
     )

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
@@ -136,6 +136,23 @@ def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[
         except ValueError:
             fields[name] = value
     return fields
+
+
+def parse_lists(texts: Iterable[str] | None, option: str, fields: Collection[str]) -> dict[str, list[Any]]:
+    """Parse ["steps=10,20"] to lists; values are those of `parse_fields`. Each field once, and none of `fields`."""
+    lists: dict[str, list[Any]] = {}
+    for text in texts or ():
+        name, equals, joined = text.partition("=")
+        if name in {*fields, *lists}:
+            raise ValueError(f"{name} is given twice. {option} takes all values of a field: {name}=VALUE,VALUE")
+        parts: list[str] = []
+        for part in joined.split(","):
+            if parts and sum(map(parts[-1].count, "[{")) > sum(map(parts[-1].count, "]}")):
+                parts[-1] += f",{part}"  # within a list or a table
+            else:
+                parts.append(part)
+        lists[name] = [parse_fields([f"{name}{equals}{part}"], option)[name] for part in parts]
+    return lists
 
 
 MODEL_HELP = "A model of the zoo, a file, a folder of a checkpoint or of a training run, or a URL."
@@ -308,12 +325,12 @@ def _no_classes(model: str) -> ValueError:
     )
 
 
-def choose_images(paths: list[str], most: int, who: str = "the command uses") -> list[str]:
-    """List image files, at most `most` of them, evenly chosen; a warning says so."""
+def choose_images(paths: list[str], most: int) -> list[str]:
+    """List image files, at most `most` of them, evenly chosen; a line says so."""
     files = image_files(paths)
     if len(files) <= most:
         return files
-    warn(f"{who} {most} of the {len(files):,} images, evenly chosen")
+    echo(f"{most} of the {len(files):,} images are used, evenly chosen", err=True)
     return [files[place * len(files) // most] for place in range(most)]
 
 

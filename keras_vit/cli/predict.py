@@ -209,7 +209,7 @@ def visualize(
     **chosen: Any,
 ) -> None:
     """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
-    files = options.choose_images(images, MAX_IMAGES, "the report shows")
+    files = options.choose_images(images, MAX_IMAGES)
     check_results([out], inputs=files)
     found = options.find_model(model, **chosen)
     published = found.resolved.published

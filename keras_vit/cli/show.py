@@ -89,7 +89,7 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
             rows = {"weights": catalogue.rows(card)} if card else {}
             text = json.dumps(describe(weights, config) | rows, indent=2)
         else:
-            text = summary(weights, config) + (f"\n\n{card}" if card else "")
+            text = summary(weights, config) + (f"\n\n{catalogue.details(card)}" if card else "")
     options.echo(text)
 
 

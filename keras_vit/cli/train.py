@@ -47,6 +47,10 @@ def train(
     changes: Annotated[
         list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
     ] = None,
+    tried: Annotated[
+        list[str] | None,
+        Option("--try", help="FIELD=VALUE,VALUE: a run for each value and a table at the end; may be repeated."),
+    ] = None,
     strategy: options.Strategy = "auto",
     data_dir: options.DataDir = None,
     train_split: Annotated[str | None, Option(help='Such as "train[:90%]".')] = None,
@@ -65,6 +69,9 @@ def train(
     if continue_from and not continue_from.is_dir():
         raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
     fields = given(**stated) | options.parse_fields(changes, "--set")
+    values = options.parse_lists(tried, "--try", fields)
+    if values and (continue_from or not out):
+        raise ValueError("--try needs --out FOLDER, in which each run has a folder, and no --continue-from")
     chosen = training.recipe(recipe, **fields) if recipe else None
     if data:
         options.check_data(data, data_dir)
@@ -81,22 +88,23 @@ def train(
         folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with options.quiet():
         devices = training.strategy(strategy)
-    result = training.run(
-        chosen,
-        model=model,
-        data=data,
-        out=folder,
-        weights=weights,
-        teacher=teacher,
-        continue_from=continue_from,
-        changes=None if chosen else fields,
-        strategy=devices,
-        data_dir=data_dir,
-        train_split=train_split,
-        eval_split=eval_split,
-        on_bad_image=on_bad_image,
-        progress=not as_json,
-    )
+    arguments: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "out": folder,
+        "weights": weights,
+        "teacher": teacher,
+        "strategy": devices,
+        "data_dir": data_dir,
+        "train_split": train_split,
+        "eval_split": eval_split,
+        "on_bad_image": on_bad_image,
+        "progress": not as_json,
+    }
+    if chosen and values:
+        options.print_result(training.try_values(chosen, values, **arguments), as_json)
+        return
+    result = training.run(chosen, continue_from=continue_from, changes=None if chosen else fields, **arguments)
     if not as_json:
         options.echo(_result_line(result, folder))
         return

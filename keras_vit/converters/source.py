@@ -126,9 +126,9 @@ def recognise(container: Container, tower: str = "") -> Table:
     names = sorted(container.headers)
     which = f"more than one format ({[table.format for table in found]})" if found else "no format"
     raise CheckpointError(
-        f"{container.path}: {which} is known by its tensors. Received {len(names)} tensors: {str(names[:3])[:200]}.\n"
-        f"format= accepts {', '.join(formats(tower))}, or a .toml table of your own.\n"
-        "A file of model.save_weights is read by model.load_weights."
+        f"{container.path}: {which} is known by its tensors. Received {len(names)} tensors: {str(names[:3])[:200]}. "
+        "format= takes a name of keras_vit.converters.formats() or a .toml table of your own; model.load_weights reads "
+        "what model.save_weights wrote"
     )
 
 

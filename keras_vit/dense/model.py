@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_vit import position
 from keras_vit._util.checks import one_of
+from keras_vit._util.text import answers_other_words
 from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks, last_blocks
 from keras_vit.dense.heads import MapHead
 from keras_vit.dense.map_tasks import Depth, Segmentation
@@ -119,6 +120,7 @@ def _interpolate(x: np.ndarray, axis: int, first: np.ndarray, share: np.ndarray)
 HEADS = ("linear", "multiscale", "dpt")
 
 
+@answers_other_words
 @keras.saving.register_keras_serializable("keras_vit")
 class DenseModel(keras.Model):
     """A Vision Transformer with a head that returns a map: a functional Keras model.

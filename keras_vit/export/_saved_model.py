@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_vit._util.checks import as_path, check_counts, is_count, one_of
 from keras_vit._util.files import check_folder_path, temporary_path
 from keras_vit._util.text import needs_extra
-from keras_vit.export import server, verification
+from keras_vit.export import samples, server, verification
 from keras_vit.export.report import Report, measure_resources
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.labels import single_lines
@@ -85,6 +85,7 @@ def saved_model(
         one_of("dtype", dtype, DTYPES)
     batch_sizes = _warmup_sizes(warmup)
     names = model.task.class_names(labels)
+    samples.labelled_images(model, verify)  # an error comes before anything is written
     path = Path(as_path(path, "path"))
     check_folder_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

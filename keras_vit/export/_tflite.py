@@ -128,11 +128,6 @@ def _export(
     mode, options = _check_options(options, model, has_calibration=calibration is not None)
     if options.sizes:
         model = model.resized(**options.sizes)
-    if isinstance(images, bool):
-        raise ValueError(
-            "verify takes images, or None for built-in patterns: every file is compared with its model. "
-            f"Received: {images}"
-        )
     images, labels = samples.labelled_images(model, images)
     calibration, _ = samples.labelled_images(model, calibration)
     measured, calibrating, compared = _choose_images(model, options, mode, calibration, images)

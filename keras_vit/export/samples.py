@@ -88,8 +88,14 @@ def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> t
 def labelled_images(model: keras.Model, images: Any) -> tuple[Any, np.ndarray | None]:
     """List the files of a path, and the classes of files in folders named as the model's classes: int64 (images,).
 
-    None stands for classes that are not known; other things than paths are returned as they are.
+    None stands for classes that are not known; other things than paths are returned as they are. Raises a ValueError
+    for True and False.
     """
+    if isinstance(images, bool):
+        raise ValueError(
+            "verify takes images, or None for built-in patterns: every file is compared with its model. "
+            f"Received: {images}"
+        )
     if isinstance(images, str | os.PathLike):
         images = image_files([images])
     if not isinstance(images, list | tuple) or not all(isinstance(item, str | os.PathLike) for item in images):

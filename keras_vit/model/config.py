@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from keras_vit._util import files
 from keras_vit._util.checks import Count, Share, WholeNumber
-from keras_vit._util.text import in_our_words, nearest, warn
+from keras_vit._util.text import answers_other_words, in_our_words, nearest, warn
 from keras_vit.model.config_groups import (
     ACTIVATIONS,
     CLASSIFIERS,
@@ -40,6 +40,7 @@ __all__ = [
 
 
 # The fields of the last base come first.
+@answers_other_words
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
     """Architecture of one Vision Transformer (arXiv 2010.11929). Frozen; `replace` returns a changed copy.
@@ -134,8 +135,26 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
     @property
     def feature_size(self) -> int:
         """Width of the feature in front of pre_logits and head."""
-        parts = {"token": self.token_blocks, "gap": self.mean_blocks, "token_gap": self.token_blocks + self.mean_blocks}
-        return parts.get(self.classifier, 1) * self.hidden_size
+        return len(self.feature_parts) * self.hidden_size
+
+    @property
+    def feature_parts(self) -> list[tuple[str, int]]:
+        """Parts of that feature, in order: "token", "mean" or "map", and how many blocks from the end; 0 is the last.
+
+        A head on every token has a part "unpooled".
+        """
+        tokens = [("token", number) for number in reversed(range(self.token_blocks))]
+        means = [("mean", number) for number in reversed(range(self.mean_blocks))]
+        match self.classifier:
+            case "token":
+                return tokens + means[:-1]
+            case "gap":
+                return means
+            case "token_gap":
+                return tokens + means
+            case "map":
+                return [("map", 0), *means[:-1]]
+        return [("unpooled", 0)]
 
     @property
     def num_read_blocks(self) -> int:
@@ -236,9 +255,17 @@ def check_attention(config: ViTConfig) -> None:
         )
 
 
-def warn_partial_patches(config: ViTConfig) -> None:
-    """Warn if the patches of a model that is being built do not cover the image."""
+MOST_TOKENS = 1_000_000  # 16,000 x 16,000 pixels in patches of 16
+
+
+def check_patches(config: ViTConfig) -> None:
+    """Raise an error if a model that is being built has too many patches; warn if they do not cover the image."""
     height, width = config.size
+    if config.num_tokens > MOST_TOKENS:
+        raise ValueError(
+            f"A model has at most {MOST_TOKENS:,} tokens, for memory and attention. Received: {config.num_tokens:,} of "
+            f"image_size={config.size} and patch_size={config.patch}"
+        )
     used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
     # A ResNet pads the image: then the patches cover more than the image, and nothing is lost.
     if used[0] < height or used[1] < width:

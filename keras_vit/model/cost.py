@@ -114,6 +114,7 @@ class Cost:
     Args:
         multiply_adds: in matrix products and convolutions.
         kept: values that the gradient keeps, in the compute dtype.
+        kept_inputs: those of them that only the gradients of kernels need.
         kept_float32: values that the gradient keeps in float32 under every dtype policy.
         kept_masks: values that the gradient keeps in one byte each.
         peak: the most values that exist at once in inference.
@@ -122,6 +123,7 @@ class Cost:
 
     multiply_adds: int = 0
     kept: int = 0
+    kept_inputs: int = 0
     kept_float32: int = 0
     kept_masks: int = 0
     peak: int = 0
@@ -135,9 +137,10 @@ class Cost:
         """Add values that exist at the same time as those of the layer."""
         return dataclasses.replace(self, peak=self.peak + values)
 
-    def kept_bytes(self, value_bytes: int) -> int:
+    def kept_bytes(self, value_bytes: int, *, trains_kernels: bool = True) -> int:
         """Bytes that the gradient keeps, if a value of the compute dtype has `value_bytes`."""
-        return value_bytes * self.kept + FLOAT * self.kept_float32 + self.kept_masks
+        kept = self.kept if trains_kernels else self.kept - self.kept_inputs
+        return value_bytes * kept + FLOAT * self.kept_float32 + self.kept_masks
 
 
 @functools.lru_cache(maxsize=64)
@@ -298,7 +301,10 @@ def _dense(layer: Any, shape: Shape) -> Cost:
     positions = prod(shape[:-1])
     inputs, outputs = layer.kernel.shape
     return Cost(
-        multiply_adds=positions * inputs * outputs, kept=positions * inputs, peak=positions * (inputs + outputs)
+        multiply_adds=positions * inputs * outputs,
+        kept=positions * inputs,
+        kept_inputs=positions * inputs,
+        peak=positions * (inputs + outputs),
     )
 
 
@@ -330,6 +336,7 @@ def _attention(
         multiply_adds=num_queries * query_weights + num_attended * attended_weights + products,
         # Input, queries, keys, values, attention weights and the output of the heads.
         kept=2 * num_queries * width + 3 * num_attended * width + scores,
+        kept_inputs=2 * num_queries * width,
         # The scores, and three tensors of tokens: queries, keys and values, or their copies with the heads in front.
         # Relative scores are five times as many, for offsets are scored too and skewed in two steps.
         peak=3 * num_attended * width + scores * (1 if relative is None else 5),
@@ -345,6 +352,7 @@ def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
     cost = Cost(
         multiply_adds=positions * sum(prod(dense.kernel.shape) for dense in denses),
         kept=positions * width + (KEPT[layer.activation] + layer.gated) * hidden,
+        kept_inputs=positions * width + hidden * (layer.activation not in ("relu", "tanh")),  # whose gradient needs it
         peak=(PEAK[layer.activation] + layer.gated) * hidden,
         widest=hidden,
     )

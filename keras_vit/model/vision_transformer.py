@@ -14,10 +14,10 @@ import numpy as np
 from keras_vit import position
 from keras_vit._util import html
 from keras_vit._util.checks import given
-from keras_vit._util.text import OTHER_METHODS, Elsewhere
+from keras_vit._util.text import answers_other_words
 from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
-from keras_vit.model.config import ViTConfig, check_attention, check_resizable, warn_partial_patches
+from keras_vit.model.config import ViTConfig, check_attention, check_patches, check_resizable
 from keras_vit.model.layers import PatchEmbedding, runtime
 from keras_vit.model.layers.base import refuse_quantize
 from keras_vit.model.maps import Blocks, map_names, to_map
@@ -27,6 +27,7 @@ from keras_vit.model.vit import Network
 HEADS = ("head", "head_distillation")  # names of the layers that return logits
 
 
+@answers_other_words
 @keras.saving.register_keras_serializable("keras_vit")
 class VisionTransformer(keras.Model):
     """Vision Transformer (arXiv 2010.11929), pure or after a ResNet: a functional Keras model built from one config.
@@ -71,7 +72,7 @@ class VisionTransformer(keras.Model):
             raise ValueError(
                 f"A VisionTransformer has a floating-point dtype policy, such as 'float32'. Received: {policy.name!r}"
             )
-        warn_partial_patches(config)
+        check_patches(config)
         network = Network(config, policy)
         super().__init__(inputs=network.images, outputs=network.output, name=name)
         self.config = config
@@ -376,10 +377,6 @@ class VisionTransformer(keras.Model):
     def _freeze(self, frozen: Iterable[Sequence[Any]]) -> None:
         for name, index in frozen:
             list(self.get_layer(name)._flatten_layers())[index].trainable = False
-
-
-for _name in OTHER_METHODS:
-    setattr(VisionTransformer, _name, Elsewhere(_name))
 
 
 def _check_not_empty(method: str, images: Any) -> None:

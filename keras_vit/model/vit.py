@@ -167,25 +167,26 @@ class Network:
     def _pool(self, x: Any) -> Any:
         """Pool the tokens to one feature, as `config.classifier` says."""
         c = self.config
-        match c.classifier:
-            case "token" | "gap" | "token_gap":
-                parts = self._pool_blocks("pool", x, 0, c.token_blocks) if c.reads_class_token else []
-                if c.classifier != "token":
-                    parts += self._pool_blocks("pool_mean" if parts else "pool", x, None, c.mean_blocks)
-                return parts[0] if len(parts) == 1 else keras.layers.Concatenate(name="pools", dtype=self.policy)(parts)
-            case "map":
-                return self._pool_by_attention(x)
-        return x  # unpooled
-
-    def _pool_blocks(self, name: str, last: Any, token: int | None, count: int) -> list[Any]:
-        """Pool the normalized tokens of the last blocks, `last` and those of the `count` - 1 blocks before."""
+        if c.is_unpooled:
+            return x
         parts = []
-        for block in list(self.block_inputs)[-count:-1]:
-            x = self.intermediates[block]
-            x = self._final_norm()(x) if token is None else x
-            x = self._pool_token(f"{name}_{block}", x, token)
-            parts.append(x if token is None else self._final_norm()(x))  # of a single token: less to normalize
-        return [*parts, self._pool_token(name, last, token)]
+        for kind, number in c.feature_parts:
+            if kind == "map":
+                parts.append(self._pool_by_attention(x))
+            else:
+                name = "pool_mean" if kind == "mean" and c.classifier != "gap" else "pool"
+                parts.append(self._pool_block(name, x, 0 if kind == "token" else None, number))
+        return parts[0] if len(parts) == 1 else keras.layers.Concatenate(name="pools", dtype=self.policy)(parts)
+
+    def _pool_block(self, name: str, last: Any, token: int | None, number: int) -> Any:
+        """Pool the normalized tokens of the block that is `number` before the last, whose tokens are `last`."""
+        if not number:
+            return self._pool_token(name, last, token)
+        block = list(self.block_inputs)[-1 - number]
+        x = self.intermediates[block]
+        if token is None:
+            return self._pool_token(f"{name}_{block}", self._final_norm()(x), token)
+        return self._final_norm()(self._pool_token(f"{name}_{block}", x, token))  # a single token: less to normalize
 
     def _pool_token(self, name: str, x: Any, token: int | None) -> Any:
         prefix = self.config.num_prefix_tokens

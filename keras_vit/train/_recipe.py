@@ -1,4 +1,4 @@
-"""Training recipes: one frozen dataclass, read from zoo/recipes/*.toml or a user's own file, and checked when created.
+"""Training recipes: one frozen dataclass, checked when created.
 
 Needs neither Keras nor TensorFlow.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal
 
-from keras_vit._util import files
 from keras_vit._util.checks import (
     Count,
     NonNegative,
@@ -21,13 +18,11 @@ from keras_vit._util.checks import (
     PositiveShare,
     Share,
     WholeNumber,
-    as_path,
     as_python,
     field_rules,
     given,
     option,
     pair,
-    table_problems,
 )
 from keras_vit._util.text import suggestion, warn
 from keras_vit.model.config import ViTConfig, check_fields
@@ -36,6 +31,8 @@ from keras_vit.model.config import ViTConfig, check_fields
 # no step.
 SLOTS = {"sgd": ("momentum",), "adamw": ("mu", "nu")}
 HIDDEN_SIZE = "hidden_size"  # value of config's representation_size: the width of the model's tokens
+# Words of train_only: the paths of their variables.
+GROUPS = {"norms": ("*/gamma", "*/beta"), "biases": ("*/bias",), "lora": ("*/lora_kernel_*",)}
 EXCLUSIVE_FIELDS = (("steps", "epochs"), ("warmup_steps", "warmup_fraction"))
 _OPTIONAL_IN_CONFIG = {name for name, rule in field_rules(ViTConfig).items() if rule.is_optional}
 # Fields of ViTConfig that a recipe's `config` may not set -> where their values come from.
@@ -75,7 +72,16 @@ class Recipe:
         head: the head for maps that a model without one gets, as `dense.segmenter` has them; None for none.
         max_depth: the largest distance of that head in metres, for maps of depth.
         freeze: patterns with wildcards of variables that are not trained, such as "embedding/*".
+        train_only: what is trained beside a head: "norms" (gains and shifts, LayerScale's too), "biases", "lora", and
+            patterns of variable paths; empty for everything, or with `lora_rank` for LoRA. `freeze` takes from these.
+        lora_rank: rank of the updates (LoRA, arXiv 2106.09685) that the kernels of `lora_targets` get; 0 for none. They
+            are added to the kernels of the results.
+        lora_targets: names of layers inside the blocks, such as "query", "value" and "dense1".
         linear_probe: whether to train the head only.
+        layers: number of last blocks whose class tokens and mean patches a new head reads, or with "least_squares" the
+            most that it may read; 1 for the model's own feature.
+        head_start: a new head begins with "zeros", or with the "probe": the head of least squares that linear-probe
+            finds. Then step 0 is evaluated too, and the result is the model of the best evaluation.
         ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
         label_smoothing: share of each label that is spread over all classes, in [0, 1).
 
@@ -150,7 +156,12 @@ class Recipe:
     head: Literal["linear", "multiscale", "dpt"] | None = None
     max_depth: Positive | None = None
     freeze: tuple[str, ...] = ()
+    train_only: tuple[str, ...] = ()
+    lora_rank: WholeNumber = 0
+    lora_targets: tuple[str, ...] = ("query", "value")
     linear_probe: bool = False
+    layers: Count = 1
+    head_start: Literal["zeros", "probe"] = "zeros"
     ema_decay: Annotated[float, "(0, 1)"] | None = None
     label_smoothing: Share = 0.0
 
@@ -234,6 +245,11 @@ class Recipe:
             yield f"accumulation must divide batch_size={self.batch_size}. Received: {self.accumulation}"
         if self.optimizer == "least_squares" and not self.linear_probe:
             yield "optimizer='least_squares' finds a head only: set linear_probe=true. Received: linear_probe=False"
+        if self.linear_probe and (self.train_only or self.lora_rank):
+            received = f"train_only={list(self.train_only)}, lora_rank={self.lora_rank}"
+            yield f"linear_probe trains the head only: it takes no train_only and no lora_rank. Received: {received}"
+        if "lora" in self.train_only and not self.lora_rank:
+            yield "train_only has 'lora', which needs a lora_rank, such as 8. Received: 0"
         if self.schedule == "linear" and self.linear_end > self.learning_rate:
             yield f"linear_end must be at most learning_rate={self.learning_rate}. Received: {self.linear_end}"
         if self.crop_resize is not None and self.crop != "random":
@@ -257,6 +273,12 @@ class Recipe:
     def has_teacher(self) -> bool:
         """Whether a model is trained to agree with a teacher."""
         return self.objective in ("distill", "distill_features")
+
+    @property
+    def trained_patterns(self) -> dict[str, tuple[str, ...]]:
+        """Patterns of the paths that are trained beside the head, by the words of train_only; {} for everything."""
+        words = self.train_only or (("lora",) if self.lora_rank else ())
+        return {word: GROUPS.get(word, (word,)) for word in words}
 
     @property
     def trains_head(self) -> bool:
@@ -376,9 +398,6 @@ class Recipe:
 FIELD_RULES = {name: rule for name, rule in field_rules(Recipe).items() if name != "changed"}
 REQUIRED = {f.name for f in dataclasses.fields(Recipe) if f.default is f.default_factory is dataclasses.MISSING}
 _OPTIONAL = {name for name, rule in FIELD_RULES.items() if rule.is_optional}
-# Keys of a file; `Recipe` checks the values. The recipe's name is the file's.
-_KEYS = dict.fromkeys(FIELD_RULES.keys() - {"name"}, NotRequired[Any])
-_File = TypedDict("_File", {**_KEYS, "source": NotRequired[str], "extends": NotRequired[str]})  # type: ignore[misc]
 
 
 def read_none(fields: Mapping[str, Any], optional: Collection[str] = _OPTIONAL) -> dict[str, Any]:
@@ -417,73 +436,3 @@ def _scaled_warmup(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
         return {"warmup_steps": round(warmup * new_epochs / epochs)}
     # Without the data the steps of the earlier epochs are not known.
     return {"warmup_steps": min(warmup, int(new_steps) // 5)} if epochs and new_steps else {}
-
-
-def recipe(name_or_path: str | os.PathLike[str], **changes: Any) -> Recipe:
-    """Load a training recipe from the zoo or from a file.
-
-    Args:
-        name_or_path: one of `recipes()`, or the path of a .toml file in the format that zoo/README.md describes.
-        **changes: fields to change, as for `Recipe.replace`.
-
-    Raises:
-        ValueError: No recipe has this name (the message names the nearest), or the file or a change is not valid.
-        FileNotFoundError: There is no such file.
-
-    Example:
-        >>> keras_vit.train.recipe("finetune", image_size=224, steps=10_000).learning_rate
-        0.03
-    """
-    path = _find_file(name_or_path)
-    fields = _read_fields(path)
-    if missing := sorted({"source", *REQUIRED} - fields.keys()):
-        raise ValueError(f"{path} is not a valid recipe: it lacks the keys {missing}")
-    try:
-        loaded = Recipe(**fields, changed=frozenset())
-    except ValueError as error:
-        raise ValueError(f"{path} is not a valid recipe: {error}") from None
-    return loaded.replace(**changes) if changes else loaded
-
-
-def recipes() -> list[str]:
-    """List the names of the recipes that come with the package.
-
-    Example:
-        >>> "finetune" in keras_vit.train.recipes()
-        True
-    """
-    return sorted(_recipe_files())
-
-
-def _recipe_files() -> dict[str, Path]:
-    return {path.stem: path for path in (files.data_folder("zoo") / "recipes").glob("*.toml")}
-
-
-def _find_file(name_or_path: str | os.PathLike[str]) -> Path:
-    name, known = as_path(name_or_path, "recipe"), _recipe_files()
-    path = known.get(name, Path(name))
-    if path.suffix != ".toml":
-        near = suggestion(name, known)
-        raise ValueError(f"There is no recipe {name!r:.200}, and it is not a .toml file; {near}.")
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {list(known)}")
-    return path
-
-
-def _read_fields(path: Path) -> dict[str, Any]:
-    """Read the fields of a file, with those of the recipe that it extends."""
-    table = files.read_toml(path)
-    if wrong := list(table_problems(table, _File, path.name)):
-        raise ValueError(f"{path} is not a valid recipe: " + "; ".join(wrong))
-    extended = table.pop("extends", None)
-    fields = {"name": path.stem, **read_none(table)}
-    if extended is None:
-        return fields
-    known = set(recipes()) - {path.stem}
-    if extended not in known:
-        raise ValueError(
-            f"{path.name}.extends names no recipe of the zoo: {extended!r}; {suggestion(extended, known)}."
-        )
-    base = _read_fields(_find_file(extended))
-    base |= {"source": f"changes to {extended}: {base['source']}", "notes": ()}
-    return merge_fields(base, fields)

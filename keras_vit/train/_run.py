@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +21,14 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import prepare, strategies
 from keras_vit.train._recipe import Recipe
-from keras_vit.train._recipe import recipe as load_recipe
-from keras_vit.train.checkpoints import MISSING, Checkpoints, exclusive, make_folder, read_run
+from keras_vit.train.checkpoints import MISSING, Checkpoints, exclusive, make_folder, newest, plain_path, read_run
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.distill import Teacher, load_teacher
 from keras_vit.train.log_files import Log, MetricLogger, plot
 from keras_vit.train.loop import Best, HeldOut, Stop, cannot_evaluate, save_model, train
 from keras_vit.train.probe import Probe
+from keras_vit.train.recipe_files import recipe as load_recipe
 from keras_vit.train.step import TrainState
 
 # Fields that a continued run may change, because they do not influence the weights. The exception is accumulation: it
@@ -40,6 +42,9 @@ CHANGEABLE_FIELDS = (
     "eval_steps",
     "steps_per_call",
 )
+PROBE = "probe"  # folder of the run that finds the first head, in that of the training
+OF_PROBE = {"image_size", "config", "layers", "precision", "seed"}  # fields of a recipe on which that head depends
+_SHARED_PROBE: ContextVar[str | None] = ContextVar("folder of the probe that several runs begin with", default=None)
 MOST_METRICS = 5  # that are printed of a result; `metrics` has all
 FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint; those of earlier versions lack it
 CHANGED = "the images or labels, or the times of their files, are not those of the run before"
@@ -130,7 +135,8 @@ def run(
     Args:
         recipe: such as `train.recipe("finetune", steps=500)`, or the name or file of one, such as "segment-folder";
             with `continue_from`, None takes that run's.
-        model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
+        model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed. LoRA of a
+            model is added to its kernels; the recipe's `lora_rank` gives new LoRA.
         data: a data set of tensorflow-datasets, a folder of folders of images, a folder of images/ and masks/ or
             depth/, a folder of prepared records, or {"train": (images, labels), "evaluation": (images, labels)}: uint8
             (n, height, width, channels), and integers (n,), zeros and ones (n, classes), or maps (n, height, width),
@@ -207,25 +213,63 @@ def run(
     if earlier is not None:
         earlier.check_classes(dataset)
     state: TrainState | Probe
+    finish = functools.partial(_train_to_the_end, request=request, print_line=print_line, progress=progress)
+    if recipe.head_start == "probe" and earlier is None:
+        first = _begin(recipe, source, dataset, devices, out=out, print_line=print_line, finish=finish)
+        if isinstance(first, Result):  # stopped
+            return first
+        source, recipe = first, recipe.replace(reset_head=False)
     if recipe.optimizer == "least_squares":  # no steps
         state = Probe(recipe, source, dataset, devices, print_line)
     else:
         state, dataset = prepare.build_state(
             recipe, source, dataset, devices, teacher=loaded_teacher, out=out, print_line=print_line
         )
-    result = _train_to_the_end(
-        state, dataset, request, loaded_teacher, out=out, print_line=print_line, progress=progress
-    )
+    result = finish(state, dataset, teacher=loaded_teacher, out=out)
     dataset.training_split().warn_skipped()
     return result
+
+
+@contextlib.contextmanager
+def sharing_probe(folder: str | None) -> Iterator[None]:
+    """Let the runs inside, of one model and data, begin with the head of one probe, whose folder this is."""
+    token = _SHARED_PROBE.set(folder)
+    try:
+        yield
+    finally:
+        _SHARED_PROBE.reset(token)
+
+
+def _begin(
+    recipe: Recipe,
+    source: prepare.Source,
+    data: Data,
+    devices: tf.distribute.Strategy,
+    *,
+    out: str | os.PathLike[str] | None,
+    print_line: Callable[[str], None],
+    finish: Callable[..., Result],
+) -> prepare.Source | Result:
+    """Find the head that a training begins with, in a run of its own; return the model, or the run if it is stopped.
+
+    A training that has begun has its weights in its own checkpoints.
+    """
+    whole = None if out is None else plain_path(out)
+    folder = _SHARED_PROBE.get() or (None if whole is None else f"{whole}/{PROBE}")
+    if folder is not None and newest(f"{whole}/checkpoints") and tf.io.gfile.exists(f"{folder}/model.keras"):
+        return prepare.load_model(recipe, prepare.choose_model(recipe, folder))
+    first = dataclasses.replace(load_recipe("linear-probe"), **{name: getattr(recipe, name) for name in OF_PROBE})
+    first = dataclasses.replace(first, changed=(recipe.changed or frozenset()) & OF_PROBE)
+    result = finish(Probe(first, source, data, devices, print_line), data, teacher=None, out=folder)
+    return result if result.stopped else result.model
 
 
 def _train_to_the_end(
     state: TrainState | Probe,
     dataset: Data,
+    *,
     request: DataRequest,
     teacher: Teacher | None,
-    *,
     out: str | os.PathLike[str] | None,
     print_line: Callable[[str], None],
     progress: bool,
@@ -267,12 +311,15 @@ def _train_to_the_end(
                 changed = state.recipe.changed or frozenset()
                 if done:
                     print_line(f"{folder} continues after step {done:,} of {total:,}.")
-                elif changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
+                elif state.recipe.head_start == "probe":
+                    logger.log_evaluation(0, held_out.evaluate(0))
+                if not done and changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
                     print_line(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
                 metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
+            final, final_metrics = held_out.final_model(metrics)
             trained = {
-                "model": held_out.final_model(),
-                "metrics": metrics or {},
+                "model": final,
+                "metrics": final_metrics,
                 "history": logger.history,
                 "steps": int(state.step.numpy()),
                 "images_per_second": logger.images_per_second,
@@ -333,6 +380,13 @@ def _open_checkpoints(
         facts=facts,
         may_differ=["data.arguments", FINGERPRINT, "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
         # Earlier versions did not always keep the class names, and had no maps.
-        may_be_added=["model.labels", "recipe.head", "recipe.max_depth", "recipe.teacher_size"],
+        may_be_added=[
+            "model.labels",
+            "recipe.head",
+            "recipe.max_depth",
+            "recipe.teacher_size",
+            "recipe.layers",
+            *("recipe.head_start", "recipe.train_only", "recipe.lora_rank", "recipe.lora_targets"),
+        ],
         writes=strategies.is_chief(state.strategy),
     )

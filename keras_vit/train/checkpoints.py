@@ -29,6 +29,7 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.split import Data, DataRequest
+from keras_vit.train.trained import enable_lora
 from keras_vit.zoo.pretrained import load_any, resolve
 
 STEP = re.compile(r"step-(\d{8,})")
@@ -358,20 +359,21 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
     if is_local(path) and Path(path, "model.keras").exists():
         model = load_any(resolve(f"{path}/model.keras"), dtype="float32")
     else:
-        model = _from_checkpoint(prefix, saved["variables"], config, head)
+        model = _from_checkpoint(prefix, saved["variables"], config, head, recipe)
     return EarlierRun(path, recipe, data, model, teacher)
 
 
 def _from_checkpoint(
-    prefix: str, saved: Mapping[str, Any], config: ViTConfig, head: MapConfig | None
+    prefix: str, saved: Mapping[str, Any], config: ViTConfig, head: MapConfig | None, recipe: Recipe
 ) -> VisionTransformer | DenseModel:
     """Load a model with the weights of a checkpoint, or with their moving averages."""
     model: Any = VisionTransformer(config, dtype="float32")
     model = model if head is None else DenseModel(model, head)
+    enable_lora(recipe, model)
     variables = {
         f"average/{v.path}" if f"average/{v.path}" in saved else f"weights/{v.path}": v.value for v in model.weights
     }
     if missing := sorted(variables.keys() - saved.keys()):
         raise CheckpointError(f"{prefix} is not of the model that its manifest describes: it lacks {missing[:3]}")
     tf.train.Checkpoint(variables=variables).read(prefix).expect_partial().assert_existing_objects_matched()
-    return model
+    return model.with_config(model.config)  # with the updates of LoRA in its kernels

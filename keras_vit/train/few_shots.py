@@ -1,14 +1,10 @@
-"""Few-shot evaluation: linear heads solved in closed form from a few images of each class.
-
-The regression maps standardised features to targets of -1 and 1. Follows big_vision's `evaluators/fewshot_lsr.py`, in
-float64. Cross-validation chooses the strength of the regularisation and the scale that turns scores into logits.
-"""
+"""Few-shot evaluation: linear heads solved in closed form from a few images of each class."""
 
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,119 +20,7 @@ from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.data.split import check_kind
 from keras_vit.train.evaluation import choose_strategy, collect_images, distribute_batches, replicate
-
-BIAS = 100.0  # the constant feature for the bias, so large that the regularisation hardly affects the bias
-MIN_DEVIATION = 1e-5  # added to the standard deviation of every feature, which is 0 for a constant one
-FOLDS = 5
-STRENGTHS = tuple(2.0**k for k in range(-12, 9, 2))  # of the regularisation, for each image
-STEPS = 4  # from a scale to twice the scale
-SCALES = tuple(2.0 ** (k / STEPS) for k in range(-4, 29))  # of the scores, which are about -1 and 1: 0.5 to 128
-BLOCK = 1 << 18  # numbers in a block: 2 MB in float64, which stay in a processor's cache
-
-
-class LeastSquares:
-    """The regression of features (images, width) to 1 for an image's label (images,) and -1 for all other classes.
-
-    More images than features are added up in blocks, so that little more memory is needed than for the features.
-    """
-
-    def __init__(self, features: npt.ArrayLike, labels: npt.ArrayLike, *, num_classes: int) -> None:
-        x, labels = np.asarray(features), np.asarray(labels)
-        blocks = _blocks(len(x), x.shape[1] + num_classes)
-        self._mean = x.mean(axis=0, dtype=np.float64)
-        squares = sum(np.square(x[rows] - self._mean).sum(axis=0) for rows in blocks)
-        self._deviation = np.sqrt(squares / len(x)) + MIN_DEVIATION
-        # (x'x + l2)^-1 x'y == x'(xx' + l2)^-1 y: the smaller of the two matrices is decomposed.
-        if len(x) > x.shape[1]:
-            products, moments = np.zeros((x.shape[1] + 1,) * 2), np.zeros((x.shape[1] + 1, num_classes))
-            for rows in blocks:
-                part = self._standardise(x[rows])
-                products += part.T @ part
-                moments += part.T @ _targets(labels[rows], num_classes)
-            self._values, self._left = np.linalg.eigh(products)
-            self._right = self._left.T @ moments
-        else:
-            x = self._standardise(x)
-            self._values, vectors = np.linalg.eigh(x @ x.T)
-            self._left, self._right = x.T @ vectors, vectors.T @ _targets(labels, num_classes)
-
-    def scores(self, features: npt.ArrayLike, l2: float) -> np.ndarray:
-        """Compute the scores (images, classes) of features (images, width), float64; `l2` > 0 takes two products."""
-        return self._standardise(features) @ self._weights(l2)
-
-    def head(self, l2: float) -> tuple[np.ndarray, np.ndarray]:
-        """Compute the kernel (width, classes) and bias (classes,) that give the scores of plain features."""
-        *weights, constant = self._weights(l2)
-        kernel = np.asarray(weights) / self._deviation[:, None]
-        return kernel, BIAS * constant - self._mean @ kernel
-
-    def _weights(self, l2: float) -> np.ndarray:
-        return (self._left / (self._values + l2)) @ self._right
-
-    def _standardise(self, features: npt.ArrayLike) -> np.ndarray:
-        """Standardise features, and add the bias as the last column."""
-        standardised = (np.asarray(features, np.float64) - self._mean) / self._deviation
-        return np.pad(standardised, ((0, 0), (0, 1)), constant_values=BIAS)
-
-
-def _blocks(count: int, numbers: int) -> list[slice]:
-    """Divide images into blocks; `numbers` are those that a block has for each image."""
-    size = max(1, BLOCK // numbers)
-    return [slice(first, first + size) for first in range(0, count, size)]
-
-
-def _targets(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    targets = np.full((len(labels), num_classes), -1.0)
-    targets[np.arange(len(labels)), labels] = 1.0
-    return targets
-
-
-class Candidate(NamedTuple):
-    """A strength of the regularisation for each image, and its results on images that its fits had not seen."""
-
-    strength: float
-    scale: float  # of the scores, with which their cross-entropy is the lowest
-    loss: float  # mean cross-entropy in nats
-    accuracy: float
-
-
-def cross_validate(features: np.ndarray, labels: np.ndarray, *, num_classes: int, seed: int) -> list[Candidate]:
-    """Measure each strength: every fifth of the images, with a fifth of each class, is predicted from the others."""
-    count = len(labels)
-    order = np.random.default_rng(seed).permutation(count)
-    folds = np.empty(count, np.int64)
-    folds[order[np.argsort(labels[order], kind="stable")]] = np.arange(count) % FOLDS
-    losses, right = np.zeros((len(STRENGTHS), len(SCALES))), np.zeros(len(STRENGTHS))
-    for number in range(min(FOLDS, count)):
-        seen, others = np.flatnonzero(folds != number), np.flatnonzero(folds == number)
-        fit = LeastSquares(features[seen], labels[seen], num_classes=num_classes)
-        for place, strength in enumerate(STRENGTHS):
-            kernel, bias = (values.astype(np.float32) for values in fit.head(strength * len(seen)))  # as a model's
-            for rows in _blocks(len(others), num_classes):
-                scores, wanted = features[others[rows]] @ kernel + bias, labels[others[rows]]
-                losses[place] += _add_losses(scores, wanted, count)
-                right[place] += np.sum(scores.argmax(axis=1) == wanted)
-    best = losses.argmin(axis=1)
-    return [
-        Candidate(strength, SCALES[best[place]], float(losses[place, best[place]] / count), float(right[place] / count))
-        for place, strength in enumerate(STRENGTHS)
-    ]
-
-
-def _add_losses(scores: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:
-    """Add up the cross-entropies of some of `count` images for each scale of their scores (images, classes)."""
-    scores = scores - scores.max(axis=1, keepdims=True)
-    own = scores[np.arange(len(labels)), labels]
-    # One more image with a wrong label keeps the scale finite where all images are right.
-    expected = np.sum(count * own + scores.mean(axis=1), dtype=np.float64) / (count + 1)
-    sums = np.empty(len(SCALES))
-    for first in range(STEPS):
-        powers = np.exp(SCALES[first] * scores)
-        for place in range(first, len(SCALES), STEPS):
-            sums[place] = np.log(powers.sum(axis=1)).sum(dtype=np.float64)
-            powers *= powers  # of the scale that is twice as large: faster than exp
-    return sums - np.multiply(SCALES, expected)
-
+from keras_vit.train.least_squares import fit_head
 
 SHOTS = (1, 5, 10, 25)
 
@@ -216,8 +100,8 @@ def few_shot(
     accuracy = {}
     for count in counts:
         mask = np.isin(indices, np.concatenate([images[:count] for images in drawn]))
-        regression = LeastSquares(features[mask], labels[mask], num_classes=classes)
-        accuracy[count] = float(np.mean(regression.scores(test_features, l2).argmax(axis=1) == test_labels))
+        kernel, bias = fit_head(features[mask], labels[mask], num_classes=classes, l2=l2)
+        accuracy[count] = float(np.mean((test_features @ kernel + bias).argmax(axis=1) == test_labels))
     return accuracy
 
 

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.progress import print_line
@@ -356,6 +357,7 @@ class HeldOut:
         with state.strategy.scope():
             self._model = state.model.with_config(state.model.config)
         self.best = _read_best(folder) if folder is not None and not is_new else None
+        self._best_weights: list[np.ndarray] = []  # of a run without a folder
         if folder is not None and is_new:
             remove(f"{folder}/{BEST_RECORD}")
             remove(f"{folder}/{BEST_MODEL}")
@@ -375,15 +377,29 @@ class HeldOut:
         self._print_line(f"step {step:,} of {state.total_steps:,}: {text}")
         return metrics
 
-    def final_model(self) -> VisionTransformer:
-        """Copy the moving averages, or without them the weights, to a model outside of any strategy."""
+    def final_model(self, metrics: dict[str, float] | None) -> tuple[VisionTransformer, dict[str, float]]:
+        """Copy the result to a model outside of any strategy; return it and its metrics.
+
+        It has the moving averages, or without them the weights, of the last step, whose `metrics` these are; None for a
+        run that was stopped. One that began with a probe ends with its best evaluation: never below the probe.
+        """
         model = replicate(self._model, tf.distribute.get_strategy())
         self._state.copy_to(model)
-        return model
+        best = self.best
+        if not metrics or not best or self._state.recipe.head_start != "probe" or best.metrics == metrics:
+            return model, metrics or {}
+        self._print_line(f"the result is the model of step {best.step:,}, the best on the held-out images")
+        if best.path is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                local = Path(folder) / BEST_MODEL
+                local.write_bytes(read_file(best.path))
+                self._best_weights = keras.saving.load_model(local, compile=False).get_weights()
+        model.set_weights(self._best_weights)
+        return model, best.metrics
 
     def _keep(self, step: int, metrics: dict[str, float]) -> bool:
         """Write `best.keras` if no evaluation before was as good; return whether it did."""
-        if self.best and not _rank(metrics) > _rank(self.best.metrics):
+        if self.best and not rank(metrics) > rank(self.best.metrics):
             return False
         path = None
         if self._folder is not None:
@@ -392,6 +408,8 @@ class HeldOut:
                 remove(record)  # otherwise a kill would leave the record of another step
                 save_model(self._model, path)
                 replace_file(record, json.dumps({"step": step, **metrics}).encode() + b"\n")
+        elif self._state.recipe.head_start == "probe":
+            self._best_weights = self._model.get_weights()
         self.best = Best(step, metrics, path)
         return True
 
@@ -407,7 +425,7 @@ def cannot_evaluate(recipe: Recipe, data: Data) -> str | None:
     return None
 
 
-def _rank(metrics: dict[str, float]) -> tuple[float, float]:
+def rank(metrics: dict[str, float]) -> tuple[float, float]:
     """Rank of an evaluation: by the first metric of its task, then by the lower loss."""
     loss = metrics["loss"]
     return next(iter(metrics.values())), -math.inf if math.isnan(loss) else -loss
@@ -420,7 +438,7 @@ def _read_best(folder: str) -> Best | None:
     try:
         record = json.loads(read_file(f"{folder}/{BEST_RECORD}"))
         step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}
-        _rank(metrics)
+        rank(metrics)
         if not tf.io.gfile.exists(f"{folder}/{BEST_MODEL}"):
             raise ValueError(f"there is no {BEST_MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:

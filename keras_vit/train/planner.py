@@ -6,10 +6,11 @@ arithmetic and an assumed utilization.
 """
 
 import dataclasses
+import fnmatch
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log2, prod
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import Any
 from keras_vit._util.checks import check_counts, given, one_of
 from keras_vit._util.text import byte_size, warn
 from keras_vit.model.config import ViTConfig, canonical_name
-from keras_vit.model.cost import count, layer_costs, symbolic_model
+from keras_vit.model.cost import Cost, count, layer_costs, symbolic_model
 from keras_vit.model.layers import EncoderBlock
-from keras_vit.train._recipe import SLOTS, Recipe
+from keras_vit.model.vision_transformer import HEADS
+from keras_vit.train._recipe import GROUPS, SLOTS, Recipe
 
 BYTES = {"float32": 4, "bfloat16": 2, "mixed_bfloat16": 2}
 PRECISIONS = ("float32", "mixed_bfloat16")
@@ -141,6 +143,7 @@ def plan(
     remat: bool = False,
     ema: bool = False,
     teacher: str | ViTConfig | None = None,
+    train_only: Sequence[str] = (),
     peak_tflops: float | None = None,
     utilization: float = 0.4,
 ) -> Plan:
@@ -159,6 +162,8 @@ def plan(
         remat: whether the backward pass recomputes the blocks instead of storing their activations.
         ema: whether a moving average of the weights is stored.
         teacher: name or config of a model that this one learns from. It computes every image, without a gradient.
+        train_only: as a recipe's: what is trained beside the head; empty for everything. LoRA's own matrices, about a
+            hundredth of the weights, are not counted.
         peak_tflops: peak of one device at this precision, as its maker states it; a multiply-add counts as two.
         utilization: share of the peak that training reaches, in (0, 1]. 0.4 is usual on a large accelerator.
 
@@ -192,15 +197,19 @@ def plan(
             f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
         )
     counted = count(config)
-    step_flops = batch_size * (3 * counted.flops + (counted.block_flops if remat else 0))
-    saved, working = _activations(config, BYTES[precision], remat=remat)
+    trained, trains_kernels = _trained(config, tuple(train_only))
+    # The backward pass of a trained kernel costs two forward passes, that of a frozen one the gradient of its input.
+    passes = 3 if trains_kernels else 2
+    step_flops = batch_size * (passes * counted.flops + (counted.block_flops if remat else 0))
+    keeps_inputs = trains_kernels or "lora" in train_only
+    saved, working = _activations(config, BYTES[precision], remat=remat, keeps_inputs=keeps_inputs)
     cast_bytes = 0 if precision == "float32" else BYTES[precision]
     size, teacher_bytes = config.size, 0
     if teacher is not None:
         teacher_config = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
         size = max(size[0], teacher_config.size[0]), max(size[1], teacher_config.size[1])
         teacher_bytes = count(teacher_config).parameters * (FLOAT32 + cast_bytes)
-        teacher_bytes += micro_batch * _activations(teacher_config, BYTES[precision], remat=True)[1]
+        teacher_bytes += micro_batch * _activations(teacher_config, BYTES[precision], remat=True, keeps_inputs=True)[1]
         step_flops += batch_size * count(teacher_config).flops
     setting = {  # words, and whether they apply
         f"{devices} device{'s' * (devices > 1)}": True,
@@ -208,6 +217,7 @@ def plan(
         optimizer: True,
         precision: True,
         "a teacher": teacher is not None,
+        f"{trained:,} trained": trained < counted.parameters,
         "blocks recomputed": remat,
         "moving average": ema,
     }
@@ -223,9 +233,9 @@ def plan(
         step_flops=step_flops,
         weights=FLOAT32 * counted.parameters,
         # With accumulation: those of one micro-batch and their sum.
-        gradients=FLOAT32 * counted.parameters * (2 if accumulation > 1 else 1),
-        optimizer=counted.parameters * (BYTES[momentum_dtype] + FLOAT32 * (len(SLOTS[optimizer]) - 1)),
-        ema=FLOAT32 * counted.parameters if ema else 0,
+        gradients=FLOAT32 * trained * (2 if accumulation > 1 else 1),
+        optimizer=trained * (BYTES[momentum_dtype] + FLOAT32 * (len(SLOTS[optimizer]) - 1)),
+        ema=FLOAT32 * trained if ema else 0,
         casts=cast_bytes * counted.parameters,
         activations=micro_batch * saved,
         working=micro_batch * working,
@@ -237,21 +247,32 @@ def plan(
 
 
 @functools.lru_cache(maxsize=64)
-def _activations(config: ViTConfig, value_bytes: int, *, remat: bool) -> tuple[int, int]:
+def _trained(config: ViTConfig, words: tuple[str, ...]) -> tuple[int, bool]:
+    """Count the parameters that are trained beside the head, and say whether kernels of blocks are among them."""
+    sizes = {weight.path: prod(weight.shape) for weight in symbolic_model(config).weights}
+    patterns = [pattern for word in words for pattern in GROUPS.get(word, (word,))] or ["*"]
+    chosen = {path for pattern in patterns for path in fnmatch.filter(sizes, pattern)}
+    chosen |= {path for path in sizes if path.split("/")[0] in HEADS}
+    return sum(sizes[path] for path in chosen), any(re.match(r"block_\d+/.*kernel", path) for path in chosen)
+
+
+@functools.lru_cache(maxsize=64)
+def _activations(config: ViTConfig, value_bytes: int, *, remat: bool, keeps_inputs: bool) -> tuple[int, int]:
     """Count the bytes per image saved for the backward pass, and those that a block's backward pass adds.
 
     A value of the compute dtype has `value_bytes`. With remat a block saves its input only, and everything else while
-    it is recomputed.
+    it is recomputed. `keeps_inputs`: whether the inputs of kernels are saved for their gradients.
     """
     model = symbolic_model(config)
     # With dropout the last block computes all tokens, so that the masks of a seed do not depend on the head.
     has_masks = config.dropout_rate or config.attention_dropout_rate
     block_input = value_bytes * config.num_tokens * config.hidden_size
     blocks = [cost for layer, cost in layer_costs(model) if isinstance(layer, EncoderBlock)]
-    saved = max((cost.kept_bytes(value_bytes) for cost in blocks), default=0) if remat else 0
+    kept_bytes = functools.partial(Cost.kept_bytes, value_bytes=value_bytes, trains_kernels=keeps_inputs)
+    saved = max((kept_bytes(cost) for cost in blocks), default=0) if remat else 0
     for layer, cost in layer_costs(model, only_final_tokens=not has_masks):
         is_recomputed = remat and isinstance(layer, EncoderBlock)
-        saved += block_input if is_recomputed else cost.kept_bytes(value_bytes)
+        saved += block_input if is_recomputed else kept_bytes(cost)
     if value_bytes != FLOAT32:
         saved += value_bytes * config.num_channels * prod(config.size)  # the image in the compute dtype
     # Incoming gradient, outgoing gradient and one between, of the widest tensor of a block, or of a BiT's units.
@@ -284,6 +305,7 @@ def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = Non
         remat=recipe.remat or recipe.linear_probe,  # the gradient of the head needs no activations of blocks
         ema=recipe.ema_decay is not None,
         teacher=teacher,
+        train_only=tuple(recipe.trained_patterns),
     )
 
 

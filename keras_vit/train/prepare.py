@@ -81,7 +81,8 @@ def build_state(
         configs = (adapted.config, network.config if network else None)
         recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
         state = TrainState(recipe, adapted, total_steps=total, teacher=network, has_labels=data.is_labelled)
-    _warn_long_average(recipe, total)
+    if recipe.head_start == "zeros":  # otherwise the starting weights are good
+        _warn_long_average(recipe, total)
     return state, data
 
 
@@ -241,15 +242,9 @@ def match_head(recipe: Recipe, task: Task | ViTConfig, data: Data) -> tuple[Reci
 def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names: Sequence[str] | None = None) -> Model:
     """Create a model with the source's weights and the recipe's changes. Call it in the scope of a strategy.
 
-    If `num_classes` of the data is not the source's, a head of zeros with `class_names` replaces the source's; a head
-    without names that is kept gets them.
+    LoRA of the source is added to its kernels. If `num_classes` of the data is not the source's, a head of zeros with
+    `class_names` replaces the source's; a head without names that is kept gets them.
     """
-    layers = source._flatten_layers()
-    if special := [part.path for part in layers if hasattr(part, "lora_kernel_a")]:
-        raise ValueError(
-            "A recipe trains weights without LoRA; model.fit trains LoRA, model.with_config(model.config) adds its "
-            f"updates to kernels. Received: a model with LoRA: {special[:3]}"
-        )
     keras.utils.set_random_seed(recipe.seed % 2**32)
     if (policy := keras.config.dtype_policy().name) not in ("float32", recipe.precision):
         warn(
@@ -267,6 +262,7 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
     if not recipe.trains_head:
         changes = {"num_classes": 0, "representation_size": None}
     elif recipe.reset_head or config.num_classes != num_classes:
+        config = read_blocks(config, recipe.layers)
         changes = {"num_classes": num_classes, "labels": labels}
     elif labels and not are_comparable(config.labels, num_classes, labels):
         changes = {"labels": labels}
@@ -276,6 +272,21 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
         changes["representation_size"] = None
     target = config.replace(**changes | recipe.config_changes(config))
     return source.with_config(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())
+
+
+def read_blocks(config: ViTConfig, number: int) -> ViTConfig:
+    """Change a config so that the feature is of up to `number` last blocks: class tokens and means of the patches.
+
+    1 changes a config that reads one block in nothing. Without a class token the means alone are read, or those beside
+    the attention pool.
+    """
+    number = min(number, max(1, config.num_layers))
+    if number == config.num_read_blocks or config.is_unpooled or config.distilled:
+        return config
+    changes = {"mean_blocks": number, "final_norm": "tokens", "normalize_features": False, "projection_head": False}
+    if config.reads_class_token:
+        changes["token_blocks"] = number
+    return config.replace(**changes, representation_size=None)
 
 
 def _fit_memory(

@@ -1,6 +1,7 @@
 """Find a linear head in closed form: compute the features of every image once, then solve for the head.
 
-The features are the variables of the run's checkpoints, so that a run that was stopped or killed computes the others.
+The features, or with many images their sums, are variables of the run's checkpoints, so that a run that was stopped or
+killed computes the others.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.progress import counter
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.train import prepare, strategies
@@ -21,19 +23,33 @@ from keras_vit.train.checkpoints import Checkpoints
 from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.data.split import Data
 from keras_vit.train.evaluation import distribute_batches, replicate
-from keras_vit.train.few_shots import LeastSquares, cross_validate, feature_collector
+from keras_vit.train.few_shots import feature_collector
+from keras_vit.train.least_squares import (
+    ADDED,
+    MOST_FOLDED,
+    MOST_HELD_OUT,
+    Columns,
+    Kept,
+    Regressions,
+    Summed,
+    cross_validate,
+    draw_folds,
+)
 from keras_vit.train.log_files import Log
 from keras_vit.train.loop import TRAINING_NAMES, Stop, in_thread
 from keras_vit.train.prepare import PrintLine
 
+# What a message adds.
+INSTEAD = "; steps need none: optimizer='sgd' in linear-probe, head_start='zeros' and a larger learning_rate in others"
 LAYER = "pre_logits"  # the head's input
+BLOCKS = (1,)  # numbers of last blocks that are tried beside that of the recipe
 # Fields that a probe reads, and those that the commands change for every recipe.
-USED_FIELDS = {"optimizer", "linear_probe", "batch_size", "image_size", "config", "precision", "seed"}
+USED_FIELDS = {"optimizer", "linear_probe", "layers", "batch_size", "image_size", "config", "precision", "seed"}
 USED_FIELDS |= {"checkpoint_minutes", "keep", "start", "accumulation", "reset_head"}
 
 
 class Probe:
-    """The state of a probe in memory: a model with a head of zeros, and the features that are computed."""
+    """The state of a probe in memory: a model with a head of zeros, and what is known of its features."""
 
     def __init__(
         self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, print_line: PrintLine
@@ -41,28 +57,38 @@ class Probe:
         _check(recipe, data, devices)
         source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
         if not isinstance(source, VisionTransformer):
-            raise ValueError(f"optimizer='least_squares' needs a VisionTransformer. Received: {source.name!r}, of maps")
+            raise ValueError(f"A linear probe needs a VisionTransformer{INSTEAD}. Received: {source.name!r}, of maps")
+        if source.config.distilled:
+            raise ValueError(f"A model with two heads has no single linear probe{INSTEAD}. Received: distilled")
         recipe = recipe.replace(reset_head=True)
         self.recipe = prepare.fit_size(recipe, model, source.config, data, print_line=print_line)
         self.model: VisionTransformer = prepare.adapt_model(
             self.recipe, source, num_classes=data.num_classes, class_names=data.class_names
         )
-        if self.model.config.distilled:
-            raise ValueError(
-                "A model with two heads has no single linear probe: set optimizer=sgd. Received: distilled"
-            )
         self.strategy = devices
         self._data = data
         self._splits = [split for split in (data.training_split(), data.evaluation) if split is not None]
         self.total = sum(split.count for split in self._splits)
-        width = int(self.model.get_layer("head").kernel.shape[0])
-        self._features = tf.Variable(tf.zeros((self.total, width)), trainable=False)
+        width, classes, count = self.model.config.feature_size, data.num_classes, self._splits[0].count
+        is_kept = np.ones(self.total, bool)
+        self._sums: dict[str, tf.Variable] = {}
+        if count > max(width, MOST_FOLDED):  # their features are summed, but for those that choose
+            chosen = np.flatnonzero(draw_folds(self._splits[0].labels(), recipe.seed) == 0)[:MOST_HELD_OUT]
+            is_kept[:count] = False
+            is_kept[chosen] = True
+            empty = Summed.empty(width, classes)
+            self._sums = {
+                name: tf.Variable(value, trainable=False)
+                for name, value in (("products", empty.products), ("sums", empty.sums))
+            }
+        self._kept = np.flatnonzero(is_kept)  # images whose features are kept
+        self._features = tf.Variable(tf.zeros((len(self._kept), width)), trainable=False)
         self._done = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
         """All variables of a checkpoint, by name."""
-        return {"done": self._done, "features": self._features}
+        return {"done": self._done, "features": self._features, **self._sums}
 
     def fingerprint(self) -> str:
         """Hash of the weights that the features depend on."""
@@ -70,7 +96,8 @@ class Probe:
 
     def forget(self) -> None:
         """Begin again, without any features."""
-        self._done.assign(0)
+        for variable in (self._done, *self._sums.values()):
+            variable.assign(tf.zeros_like(variable))
 
     def run(
         self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, print_line: PrintLine, show: bool
@@ -100,21 +127,28 @@ class Probe:
         """Compute the features that are missing; return the images per second, or None after a request to stop."""
         collect = feature_collector(replicate(self.model, self.strategy), LAYER, self.strategy)
         start = saved_at = time.monotonic()
-        first = done = int(self._done.numpy())
+        first = done = end = int(self._done.numpy())
+        waiting: list[tuple[np.ndarray, np.ndarray]] = []  # images after the first `done`, and their features
         stop.saves = checkpoints is not None
         stop.until = f"this batch of {self.recipe.batch_size} images"
         minutes = self.recipe.checkpoint_minutes
         with counter("Computing features", total=self.total, done=done, show=show) as advance:
             for offset, batch in self._batches(done):
+                before = end
                 if batch is None:  # the end of a split, whose last images may have been left out
                     end = offset
                 else:
                     features, _, indices = in_thread(collect, [batch])
-                    self._features.scatter_update(tf.IndexedSlices(features, offset + indices))
-                    end = offset + int(indices.max(initial=done - offset - 1)) + 1
-                advance(end - done, f"{(end - first) / (time.monotonic() - start):,.0f} images/s")
-                done = end
-                self._done.assign(done)
+                    waiting.append((offset + indices, features))
+                    end = offset + int(indices.max(initial=before - offset - 1)) + 1
+                advance(end - before, f"{(end - first) / (time.monotonic() - start):,.0f} images/s")
+                # Sums are added up in the same blocks whenever the run was stopped: they are the same to the bit.
+                if not self._sums or batch is None or end - done >= ADDED:
+                    with stop.held():
+                        self._keep(waiting)
+                        done = end
+                        self._done.assign(done)
+                    waiting = []
                 is_old = minutes is not None and time.monotonic() - saved_at > 60 * minutes
                 if checkpoints and (stop.requested or is_old or done == self.total):
                     with stop.held():
@@ -122,7 +156,21 @@ class Probe:
                     saved_at = time.monotonic()
                 if stop.requested and done < self.total:
                     return None
-        return (done - first) / (time.monotonic() - start)
+        return (end - first) / (time.monotonic() - start)
+
+    def _keep(self, waiting: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Keep the features of some images, or add them up."""
+        if not waiting:
+            return
+        images, features = (np.concatenate(values) for values in zip(*waiting, strict=True))
+        places = np.searchsorted(self._kept, images)
+        is_kept = np.isin(images, self._kept)
+        self._features.scatter_update(tf.IndexedSlices(features[is_kept], places[is_kept]))
+        if self._sums and not is_kept.all():
+            part = Summed.empty(features.shape[1], self._data.num_classes)
+            part.add(features[~is_kept], self._splits[0].labels()[images[~is_kept]])
+            self._sums["products"].assign_add(part.products)
+            self._sums["sums"].assign_add(part.sums)
 
     def _batches(self, done: int) -> Iterator[tuple[int, Any]]:
         """Yield the batches of the images after the first `done`, each with the row of its split's first image.
@@ -146,21 +194,19 @@ class Probe:
 
     def fit(self, print_line: PrintLine) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
-        classes = self._data.num_classes
-        # A run that continues does not know yet which images the earlier process left out.
-        used = [np.array([*filter(split.is_readable, range(split.count))], np.int64) for split in self._splits]
-        parts = np.split(self._features.numpy(), [self._splits[0].count])
-        rows = [(x[own], split.labels()[own]) for x, own, split in zip(parts, used, self._splits, strict=False)]
-        (train, labels), (held_out, held_out_labels) = rows if len(rows) == 2 else (rows[0], ((), ()))
-        if len(labels) < 2:
-            raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
-        candidates = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
+        regressions, held_out, held_out_labels = self._regressions()
+        config = self.model.config
+        columns = {blocks: block_columns(config, blocks) for blocks in _numbers_of_blocks(config)}
+        candidates = cross_validate(regressions, columns)
         best = min(candidates, key=lambda candidate: candidate.loss)
+        words = f"of the last {best.blocks} blocks, " if len(columns) > 1 else ""
         print_line(
-            f"regularisation {best.strength:g} for each image: accuracy {best.accuracy:.4f} on the fifths of the "
+            f"features {words}regularisation {best.strength:g} for each image: accuracy {best.accuracy:.4f} on "
             "training images that the fits had not seen"
         )
-        kernel, bias = LeastSquares(train, labels, num_classes=classes).head(best.strength * len(labels))
+        kernel, bias = regressions.head(columns[best.blocks], best.strength * regressions.count)
+        if best.blocks != config.num_read_blocks:
+            self.model = self.model.with_config(prepare.read_blocks(config, best.blocks))
         head, task = self.model.get_layer("head"), self.model.task
         head.set_weights([best.scale * kernel, best.scale * bias])
         history: list[dict[str, Any]] = [
@@ -169,13 +215,42 @@ class Probe:
         ]
         if not len(held_out):
             return {}, history
-        logits = held_out @ np.asarray(head.kernel) + np.asarray(head.bias)
+        logits = held_out[:, columns[best.blocks]] @ np.asarray(head.kernel) + np.asarray(head.bias)
         targets = task.targets(tf.constant(held_out_labels))
         sums = task.sums(logits, targets, np.ones(len(held_out), np.float32))
         means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
         metrics = {TRAINING_NAMES.get(name, name): value for name, value in means.items()}
         history.append({"step": len(candidates), **{f"evaluation_{name}": value for name, value in metrics.items()}})
         return metrics, history
+
+    def _regressions(self) -> tuple[Regressions, np.ndarray, np.ndarray]:
+        """Regressions on the training images; the features and labels of the held-out ones."""
+        features, classes, count = self._features.numpy(), self._data.num_classes, self._splits[0].count
+        parts = []
+        for split, offset in zip(self._splits, (0, count), strict=False):
+            own = (self._kept >= offset) & (self._kept < offset + split.count)
+            images = self._kept[own] - offset
+            # A run that continues does not know yet which images the earlier process left out.
+            used = np.array([split.is_readable(image) for image in images.tolist()], bool)
+            parts.append((features[own][used], split.labels()[images[used]]))
+        (train, labels), (held_out, held_out_labels) = [*parts, (features[:0], np.zeros(0, np.int64))][:2]
+        if len(labels) < 2:
+            raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
+        if not self._sums:
+            return Kept(train, labels, num_classes=classes, seed=self.recipe.seed), held_out, held_out_labels
+        summed = Summed(self._sums["products"].numpy(), self._sums["sums"].numpy(), held_out=(train, labels))
+        return summed, held_out, held_out_labels
+
+
+def block_columns(config: ViTConfig, blocks: int) -> Columns:
+    """Columns of a model's feature that the feature of fewer blocks has."""
+    fewer = prepare.read_blocks(config, blocks).feature_parts
+    return np.flatnonzero(np.repeat([part in fewer for part in config.feature_parts], config.hidden_size))
+
+
+def _numbers_of_blocks(config: ViTConfig) -> list[int]:
+    most = config.num_read_blocks
+    return sorted({min(blocks, most) for blocks in (*BLOCKS, most)})
 
 
 def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
@@ -187,12 +262,9 @@ def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
             "Leave them out, or train the head in steps with optimizer=sgd (--set optimizer=sgd)"
         )
     if data.multi_label or type(data.task) is not Classification:
-        raise ValueError(
-            f"optimizer='least_squares' needs one class for each image; optimizer=sgd takes other labels too. "
-            f"Received: {data.name}"
-        )
+        raise ValueError(f"A linear probe needs one class for each image{INSTEAD}. Received: {data.name}")
     if strategies.has_workers(devices):
-        raise ValueError("optimizer='least_squares' runs on one machine; optimizer=sgd runs on several")
+        raise ValueError(f"A linear probe runs on one machine{INSTEAD}. Received: several")
     if recipe.batch_size % devices.num_replicas_in_sync:
         raise ValueError(
             f"batch_size must be a multiple of the {devices.num_replicas_in_sync} replicas. "

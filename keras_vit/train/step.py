@@ -5,7 +5,6 @@ clips before the sum, repeats dropout masks on every replica, and does not accum
 """
 
 import contextlib
-import fnmatch
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
@@ -14,10 +13,11 @@ import tensorflow as tf
 
 from keras_vit.model.layers.runtime import Compiler, fuse_with, random_scope
 from keras_vit.model.task import Task
-from keras_vit.model.vision_transformer import HEADS, VisionTransformer
+from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import distill, masked_patch, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.optimizer import Optimizer, clip, update_variables
+from keras_vit.train.trained import enable_lora, trained_variables
 
 Batch: TypeAlias = dict[str, Any]
 # (model, batch, seed) -> the loss of every image and further metrics of every image, each float32 (batch,).
@@ -59,7 +59,8 @@ class TrainState:
         else:
             smoothing, self.metrics = recipe.label_smoothing, model.task.metrics
             self.objective = supervised(model.task, recipe.objective, label_smoothing=smoothing, remat=recipe.remat)
-        trained = _trained_variables(recipe, self.whole_model)
+        enable_lora(recipe, self.model)
+        trained = trained_variables(recipe, self.whole_model)
         self.trained = [v.value for v in trained]
         self.optimizer = Optimizer(
             recipe,
@@ -99,28 +100,14 @@ class TrainState:
         return all(bool(tf.reduce_all(tf.math.is_finite(v))) for v in self.variables.values() if v.dtype.is_floating)
 
     def copy_to(self, model: VisionTransformer) -> None:
-        """Copy the moving averages, or without them the weights, into a model of the same config."""
-        for target, own in zip(model.weights, self.model.weights, strict=True):
-            target.assign(self.averages.get(own.path, own.value).numpy())
-
-
-def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
-    """Choose the variables that the recipe trains; raise ValueError for a `freeze` pattern that matches none."""
-    paths = [v.path for v in model.weights]
-    matches = {pattern: fnmatch.filter(paths, pattern) for pattern in recipe.freeze}
-    frozen = {path for matched in matches.values() for path in matched}
-    trained = [v for v in model.trainable_variables if v.path not in frozen]
-    if recipe.linear_probe:
-        heads = getattr(model, "head_layers", HEADS)
-        trained = [v for v in trained if v.path.split("/")[0] in heads]
-    unused = [pattern for pattern, matched in matches.items() if not matched]
-    if unused or not trained:
-        wrong = f"freeze matches no variable with {unused}" if unused else "no variable is left to train"
-        raise ValueError(
-            f"{wrong}. Received: freeze={list(recipe.freeze)}, linear_probe={recipe.linear_probe}. Paths of variables "
-            f"are {paths[:3]} ... {paths[-2:]}"
-        )
-    return trained
+        """Copy the moving averages, or without them the weights, into a model of the same config, without LoRA."""
+        values = {v.path: tf.convert_to_tensor(self.averages.get(v.path, v.value)) for v in self.model.weights}
+        for layer in self.model._flatten_layers():
+            if getattr(layer, "lora_enabled", False):
+                update = values.pop(layer.lora_kernel_a.path) @ values.pop(layer.lora_kernel_b.path)
+                values[layer._kernel.path] += layer.lora_alpha / layer.lora_rank * update
+        for target, value in zip(model.weights, values.values(), strict=True):
+            target.assign(value.numpy())
 
 
 def supervised(task: Task, kind: str, *, label_smoothing: float = 0.0, remat: bool = False) -> Objective:

@@ -20,6 +20,7 @@ from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, architecture_fields, canonical_name, check_fields
 
 NOT_PUBLISHED = "not published"
+MOST_ROWS = 10  # weights of a card that are printed
 # The name of a file of "How to train your ViT?" (arXiv 2106.10270): its model, the data it was trained on, and, after
 # "--", the data and the resolution it was fine-tuned at.
 _AUGREG = re.compile(
@@ -201,11 +202,12 @@ class Card:
         return self.name.partition("-")[0].rpartition("+")[2]
 
     def __str__(self) -> str:
-        blocks = [self.name]
-        for tag, weights in self.weights.items():
-            details = "\n".join(f"    {line}" for line in str(weights).splitlines())
-            blocks.append(f"  {tag}{' (default)' if tag == self.default else ''}\n{details}")
-        return "\n\n".join(blocks)
+        """Weights in a line each."""
+        rows = []
+        for tag, own in self.weights.items():
+            reported = [str(accuracy).partition(" [")[0] for accuracy in own.accuracy[:1]]
+            rows.append("; ".join([f"  {tag}: {own.image_size} px", own.size_words, *reported, own.license]))
+        return "\n".join([f"{self.name}, {len(rows)} weights: keras-vit show {self.name}", *rows[:MOST_ROWS]])
 
 
 # ---- from a name to a card

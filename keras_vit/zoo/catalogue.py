@@ -127,3 +127,12 @@ def read_cards(path: str | os.PathLike[str]) -> dict[str, Card]:
         keras_vit.errors.CardError: mine.toml is not a valid model card: ...
     """
     return gather(read_family(Path(path)).weights)
+
+
+def details(card: Card) -> str:
+    """Everything that is known of a model's weights, as `keras-vit show` prints it."""
+    blocks = [card.name]
+    for tag, weights in card.weights.items():
+        lines = "\n".join(f"    {line}" for line in str(weights).splitlines())
+        blocks.append(f"  {tag}{' (default)' if tag == card.default else ''}\n{lines}")
+    return "\n\n".join(blocks)

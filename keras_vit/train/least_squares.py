@@ -1,0 +1,261 @@
+"""Heads in closed form: regularised least squares from standardised features to targets of -1 and 1, in float64.
+
+Follows big_vision's `evaluators/fewshot_lsr.py`. (x'x + l2)^-1 x'y == x'(xx' + l2)^-1 y: `Kept` solves for few images
+by their products (images, images), `Summed` for many by the products of their features (width, width), which are added
+up. Images that a fit has not seen choose the features, the strength of the regularisation, and the scale that turns
+scores into logits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+BIAS = 100.0  # the constant feature for the bias, so large that the regularisation hardly affects the bias
+MIN_DEVIATION = 1e-5  # added to the standard deviation of every feature, which is 0 for a constant one
+FOLDS = 5
+MOST_FOLDED = 2000  # images: with more, the first of the folds alone is held out, and enough to choose by
+MOST_HELD_OUT = 5000
+STRENGTHS = tuple(2.0**k for k in range(-12, 9, 2))  # of the regularisation, for each image
+MIDDLE = STRENGTHS.index(1.0)
+STEPS = 4  # from a scale to twice the scale
+SCALES = tuple(2.0 ** (k / STEPS) for k in range(-4, 29))  # of the scores, which are about -1 and 1: 0.5 to 128
+BLOCK = 1 << 18  # numbers in a block: 2 MB in float64, which stay in a processor's cache
+ROWS = 512  # of a large matrix at once
+ADDED = 1024  # images whose products are added to those of the others at once
+
+Columns = npt.NDArray[np.int64]  # the features that a fit reads
+Head = tuple[np.ndarray, np.ndarray]  # kernel (features, classes) and bias (classes,) of plain features
+Fold = tuple[np.ndarray, np.ndarray]  # features, or scores, of images that no fit has seen; their labels
+
+
+class Regressions(Protocol):
+    """Regressions on some images, for any columns of their features and any strength."""
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        ...
+
+    def predict(self, columns: Columns) -> Callable[[float], Iterator[Fold]]:
+        """Make a function from a strength to the scores of images that the fits have not seen."""
+        ...
+
+    def head(self, columns: Columns, l2: float) -> Head:
+        """Fit all images; `l2` is above 0."""
+        ...
+
+
+class Kept:
+    """Regressions on features (images, width) float32 that are in memory."""
+
+    def __init__(self, features: np.ndarray, labels: np.ndarray, *, num_classes: int, seed: int = 0) -> None:
+        self.count = len(labels)
+        self._features, self._labels, self._targets = features, labels, _targets(labels, num_classes)
+        self._mean = features.mean(axis=0, dtype=np.float64)
+        squares = sum(np.square(features[rows] - self._mean).sum(axis=0) for rows in _blocks(*features.shape))
+        self._deviation = np.sqrt(squares / len(features)) + MIN_DEVIATION
+        self._folds = draw_folds(labels, seed)
+
+    def predict(self, columns: Columns) -> Callable[[float], Iterator[Fold]]:
+        """Make a function from a strength to the scores of each fold by a fit of the others."""
+        products = self._products(columns)
+        used = range(min(FOLDS if self.count <= MOST_FOLDED else 1, self.count))
+
+        def fit(strength: float) -> Iterator[Fold]:
+            for fold in used:
+                seen, others = np.flatnonzero(self._folds != fold), np.flatnonzero(self._folds == fold)
+                duals = _solve(products[np.ix_(seen, seen)], self._targets[seen], strength * len(seen))
+                yield products[np.ix_(others, seen)] @ duals, self._labels[others]
+
+        return fit
+
+    def head(self, columns: Columns, l2: float) -> Head:
+        """Fit all images; `l2` is above 0."""
+        duals = _solve(self._products(columns), self._targets, l2)
+        kernel = np.concatenate([self._part(part).T @ duals for part in np.array_split(columns, _parts(columns))])
+        kernel /= self._deviation[columns, None]
+        return kernel, BIAS**2 * duals.sum(axis=0) - self._mean[columns] @ kernel
+
+    def _products(self, columns: Columns) -> np.ndarray:
+        """Products of each two images, with that of the constant feature."""
+        products = np.full((self.count, self.count), BIAS**2)
+        for part in np.array_split(columns, _parts(columns)):
+            block = self._part(part)
+            products += block @ block.T
+        return products
+
+    def _part(self, columns: Columns) -> np.ndarray:
+        return (self._features[:, columns] - self._mean[columns]) / self._deviation[columns]
+
+
+class Summed:
+    """Regressions on features (images, width) that are added up, and forgotten but for those of held-out images."""
+
+    def __init__(self, products: np.ndarray, sums: np.ndarray, *, held_out: Fold) -> None:
+        self.products = products  # of each two features
+        self.sums = sums  # of the features of each class, and its number of images
+        self._held_out = held_out  # features and labels of the images that choose; the heads see them too
+
+    @classmethod
+    def empty(cls, width: int, num_classes: int) -> "Summed":
+        """Sums of no images."""
+        held_out = np.zeros((0, width), np.float32), np.zeros(0, np.int64)
+        return cls(np.zeros((width, width)), np.zeros((num_classes, width + 1)), held_out=held_out)
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        return int(self.sums[:, -1].sum()) + len(self._held_out[1])
+
+    def add(self, features: np.ndarray, labels: np.ndarray) -> None:
+        """Add the features of some images."""
+        for first in range(0, len(features), ADDED):
+            rows = slice(first, first + ADDED)
+            part = features[rows].astype(np.float64)
+            self.products += part.T @ part
+            np.add.at(self.sums, labels[rows], np.pad(part, ((0, 0), (0, 1)), constant_values=1.0))
+
+    def predict(self, columns: Columns) -> Callable[[float], Iterator[Fold]]:
+        """Make a function from a strength to the scores of the held-out images."""
+        problem = _Normal(self, columns)
+
+        def fit(strength: float) -> Iterator[Fold]:
+            features, labels = self._held_out
+            kernel, bias = problem.solve(strength * problem.count)
+            yield features[:, columns] @ kernel.astype(np.float32) + bias.astype(np.float32), labels
+
+        return fit
+
+    def head(self, columns: Columns, l2: float) -> Head:
+        """Fit all images; `l2` is above 0. Later calls of `predict` would know the held-out images too."""
+        self.add(*self._held_out)
+        self._held_out = self._held_out[0][:0], self._held_out[1][:0]
+        return _Normal(self, columns).solve(l2)
+
+
+class _Normal:
+    """The normal equations of standardised features."""
+
+    def __init__(self, summed: Summed, columns: Columns) -> None:
+        totals = summed.sums.sum(axis=0)
+        self.count = totals[-1]
+        self._mean = totals[columns] / self.count
+        self._matrix = summed.products[np.ix_(columns, columns)]
+        variance = self._matrix.diagonal() / self.count - np.square(self._mean)
+        self._deviation = np.sqrt(np.maximum(variance, 0.0)) + MIN_DEVIATION
+        for first in range(0, len(columns), ROWS):
+            rows = slice(first, first + ROWS)
+            self._matrix[rows] -= self.count * self._mean[rows, None] * self._mean
+            self._matrix[rows] /= self._deviation[rows, None] * self._deviation
+        self._diagonal = self._matrix.diagonal().copy()
+        # Targets are twice the label, 0 or 1, less 1; standardised features add up to 0.
+        labels = summed.sums[:, -1]
+        self._moments = 2.0 * (summed.sums[:, columns].T - self._mean[:, None] * labels) / self._deviation[:, None]
+        self._mean_target = (2.0 * labels - self.count) * BIAS**2
+
+    def solve(self, l2: float) -> Head:
+        np.fill_diagonal(self._matrix, self._diagonal + l2)
+        kernel = np.linalg.solve(self._matrix, self._moments) / self._deviation[:, None]
+        return kernel, self._mean_target / (self.count * BIAS**2 + l2) - self._mean @ kernel
+
+
+def fit_head(features: npt.ArrayLike, labels: npt.ArrayLike, *, num_classes: int, l2: float) -> Head:
+    """Fit a head to features (images, width), by the smaller of the two matrices."""
+    x, y = np.asarray(features), np.asarray(labels)
+    regressions: Regressions
+    if len(x) > x.shape[1]:
+        regressions = summed = Summed.empty(x.shape[1], num_classes)
+        summed.add(x, y)
+    else:
+        regressions = Kept(x, y, num_classes=num_classes)
+    return regressions.head(np.arange(x.shape[1]), l2)
+
+
+def draw_folds(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Divide images into fifths, with a fifth of each class."""
+    count = len(labels)
+    order = np.random.default_rng(seed).permutation(count)
+    folds = np.empty(count, np.int64)
+    folds[order[np.argsort(labels[order], kind="stable")]] = np.arange(count) % FOLDS
+    return folds
+
+
+class Candidate(NamedTuple):
+    """Features and a strength of the regularisation for each image, and its results on images that no fit had seen."""
+
+    blocks: int  # whose features are read
+    strength: float
+    scale: float  # of the scores, with which their cross-entropy is the lowest
+    loss: float  # mean cross-entropy in nats
+    accuracy: float
+
+
+def cross_validate(regressions: Regressions, columns: Mapping[int, Columns]) -> list[Candidate]:
+    """Measure strengths from the middle down to the lowest loss, for the features of each number of blocks."""
+    tried: list[Candidate] = []
+    for blocks, own in columns.items():
+        predict, found = regressions.predict(own), {}
+        place: int | None = STRENGTHS.index(min(tried, key=_loss).strength) if tried else MIDDLE
+        while place is not None:
+            found[place] = _measure(blocks, STRENGTHS[place], predict)
+            best = min(found, key=lambda each: found[each].loss)
+            places = (near for near in (best - 1, best + 1) if 0 <= near < len(STRENGTHS) and near not in found)
+            place = next(places, None)
+        tried += [found[key] for key in sorted(found)]
+    return tried
+
+
+def _loss(candidate: Candidate) -> float:
+    return candidate.loss
+
+
+def _measure(blocks: int, strength: float, predict: Callable[[float], Iterator[Fold]]) -> Candidate:
+    losses, right, count = np.zeros(len(SCALES)), 0, 0
+    folds = [(scores.astype(np.float32), labels) for scores, labels in predict(strength)]
+    total = sum(len(labels) for _, labels in folds)
+    for scores, labels in folds:
+        for rows in _blocks(*scores.shape):
+            losses += _add_losses(scores[rows], labels[rows], total)
+        right += int(np.sum(scores.argmax(axis=1) == labels))
+        count += len(labels)
+    best = int(losses.argmin())
+    return Candidate(blocks, strength, SCALES[best], float(losses[best] / count), right / count)
+
+
+def _add_losses(scores: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:
+    """Add up the cross-entropies of some of `count` images for each scale of their scores (images, classes)."""
+    scores = scores - scores.max(axis=1, keepdims=True)
+    own = scores[np.arange(len(labels)), labels]
+    # One more image with a wrong label keeps the scale finite where all images are right.
+    expected = np.sum(count * own + scores.mean(axis=1), dtype=np.float64) / (count + 1)
+    sums = np.empty(len(SCALES))
+    for first in range(STEPS):
+        powers = np.exp(SCALES[first] * scores)
+        for place in range(first, len(SCALES), STEPS):
+            sums[place] = np.log(powers.sum(axis=1)).sum(dtype=np.float64)
+            powers *= powers  # of the scale that is twice as large: faster than exp
+    return sums - np.multiply(SCALES, expected)
+
+
+def _solve(matrix: np.ndarray, targets: np.ndarray, l2: float) -> np.ndarray:
+    """Solve for the weights; `matrix` is changed."""
+    matrix.flat[:: len(matrix) + 1] += l2
+    return np.linalg.solve(matrix, targets)
+
+
+def _targets(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    targets = np.full((len(labels), num_classes), -1.0)
+    targets[np.arange(len(labels)), labels] = 1.0
+    return targets
+
+
+def _blocks(count: int, numbers: int) -> list[slice]:
+    """Divide images into blocks; `numbers` are those that a block has for each image."""
+    size = max(1, BLOCK // max(1, numbers))
+    return [slice(first, first + size) for first in range(0, count, size)]
+
+
+def _parts(columns: Columns) -> int:
+    return -(-len(columns) // ROWS)

@@ -1,0 +1,168 @@
+"""Train with several values of a recipe's fields, each in its own folder, and compare the runs."""
+
+import dataclasses
+import gc
+import hashlib
+import itertools
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keras_vit._util.checks import as_python
+from keras_vit._util.progress import print_line
+from keras_vit._util.text import duration
+from keras_vit.train import prepare, strategies
+from keras_vit.train._recipe import Recipe
+from keras_vit.train._run import OF_PROBE, PROBE, run, sharing_probe
+from keras_vit.train.checkpoints import newest, plain_path
+from keras_vit.train.data.sources import DataRequest, open_data
+from keras_vit.train.loop import Best, DivergedError, cannot_evaluate, rank
+from keras_vit.train.recipe_files import recipe as load_recipe
+from keras_vit.zoo.pretrained import ResolvedModel, read_config
+
+MOST_ROWS = 10  # that are printed
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The runs of `try_values`; `print` shows them as a table, the best first.
+
+    Args:
+        finished: the best evaluation of each run, by the run's folder; None for a run that diverged.
+        count: number of all runs; after a signal fewer are finished, and the same call does the others.
+
+    Example:
+        >>> best = keras_vit.train.Best(step=20, metrics={"accuracy": 0.5, "loss": 1.0}, path="x/seed=1/best.keras")
+        >>> print(keras_vit.train.Trials({"x/seed=1": best}, count=1))
+        seed=1  accuracy 0.5000, loss 1.0000
+        best: x/seed=1/best.keras
+    """
+
+    finished: dict[str, Best | None]
+    count: int
+
+    @property
+    def best(self) -> Best | None:
+        """The evaluation with the highest accuracy, and among equals the lowest loss; None if no run has any."""
+        return max((best for best in self.finished.values() if best), key=lambda best: rank(best.metrics), default=None)
+
+    def __str__(self) -> str:
+        """Table of the runs, and where the best model is."""
+        found = sorted(self.finished.items(), key=lambda item: rank(item[1].metrics) if item[1] else (), reverse=True)
+        rows = {folder.rpartition("/")[2]: best.metrics if best else None for folder, best in found[:MOST_ROWS]}
+        width = max(map(len, rows), default=0)
+        texts = [_figures(metrics) if metrics else "diverged" for metrics in rows.values()]
+        lines = [f"{name:{width}}  {text}" for name, text in zip(rows, texts, strict=True)]
+        lines += [f"and {len(found) - MOST_ROWS} more"] * (len(found) > MOST_ROWS)
+        lines += [f"best: {self.best.path}"] if self.best else []
+        if len(found) < self.count:
+            lines.append(f"Stopped: {len(found)} of {self.count} runs are finished. The same command does the others.")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to values that JSON can hold.
+
+        Example:
+            >>> keras_vit.train.Trials({}, count=4).to_dict()
+            {'finished': {}, 'count': 4, 'best': None}
+        """
+        return {**dataclasses.asdict(self), "best": self.best.path if self.best else None}
+
+
+def _figures(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {metrics[name]:.4f}" for name in (next(iter(metrics)), "loss"))
+
+
+def try_values(
+    recipe: Recipe | str | os.PathLike[str],
+    values: Mapping[str, Any],
+    *,
+    model: Any,
+    data: Any,
+    out: str | os.PathLike[str],
+    **options: Any,
+) -> Trials:
+    """Train with each value of a recipe's fields, or each combination, and compare the runs on the held-out images.
+
+    The same call continues after an interruption; runs that are finished are evaluated again, and not trained.
+
+    Args:
+        recipe: as for `train.run`.
+        values: fields of the recipe and lists of their values, such as {"learning_rate": [0.001, 0.003]}.
+        model: as for `train.run`.
+        data: as for `train.run`; images must be held out.
+        out: folder with a folder for each run, such as `out/learning_rate=0.001`.
+        **options: other arguments of `train.run`, except `changes` and `continue_from`.
+
+    Raises:
+        ValueError: A value is not valid, or no images are held out; before the first run.
+
+    Example:
+        >>> recipe = keras_vit.train.recipe("finetune-digits", steps=1, batch_size=8, image_size=None, xla=False)
+        >>> rates = {"learning_rate": [0.001, 0.01]}
+        >>> trials = keras_vit.train.try_values(recipe, rates, model="digits", data="digits", out="x", progress=False)
+        >>> list(trials.finished)
+        ['x/learning_rate=0.001', 'x/learning_rate=0.01']
+    """
+    if "changes" in options:
+        raise ValueError("try_values takes no changes: pass train.recipe(name, **changes)")
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    runs = _grid(chosen, values)
+    opened = open_data(data, **{name: options[name] for name in options if hasattr(DataRequest, name)})
+    source = prepare.choose_model(chosen, model, options.get("weights"))
+    config: Any = read_config(source) if isinstance(source, ResolvedModel) else getattr(source, "config", source)
+    for one in runs.values():
+        if reason := cannot_evaluate(one, opened):
+            raise ValueError(f"Runs are compared on held-out images. {reason}")
+        config.replace(**one.config_changes(config))  # checks the values that the model gets
+    devices = options.pop("strategy", "auto")
+    devices = strategies.strategy(devices) if isinstance(devices, str) else devices
+    show = print_line if options.get("progress", True) and strategies.is_chief(devices) else lambda _: None
+    show(f"runs: {len(runs)}, each in a folder of {out}; after the first a line says how long the others take")
+    finished: dict[str, Best | None] = {}
+    seconds: list[float] = []  # of the runs that began here
+    for number, (name, one) in enumerate(runs.items(), 1):
+        folder, start = f"{plain_path(out)}/{name}", time.monotonic()
+        is_new = newest(f"{folder}/checkpoints") is None
+        show(f"run {number} of {len(runs)}: {name}")
+        try:
+            with sharing_probe(f"{plain_path(out)}/{PROBE}" if not OF_PROBE & values.keys() else None):
+                result = run(one, model=model, data=data, out=folder, strategy=devices, **options)
+            if result.stopped:
+                break
+            finished[folder] = result.best or Best(result.steps, result.metrics, f"{folder}/model.keras")
+            del result
+        except DivergedError as error:  # other values may be good
+            show(f"{name}: {error}")
+            finished[folder] = None
+        gc.collect()  # models have references in circles
+        seconds += [time.monotonic() - start] * is_new
+        if seconds and number < len(runs):
+            mean = sum(seconds) / len(seconds)
+            show(f"a run takes about {duration(mean)}, the others together {duration(mean * (len(runs) - number))}")
+    return Trials(finished, len(runs))
+
+
+def _grid(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Recipe]:
+    """Change the recipe to each combination of values; return the recipes by the names of their folders."""
+    columns = {name: as_python(column) for name, column in values.items()}
+    for name, column in (columns or {"values": None}).items():
+        if not isinstance(column, tuple) or not column:
+            raise ValueError(f"{name} must be a list of values to try. Received: {column!r:.200}")
+    runs: dict[str, Recipe] = {}
+    for combination in itertools.product(*columns.values()):
+        changed = recipe.replace(**dict(zip(columns, combination, strict=True)))
+        name = ",".join(f"{field}={_file_name(str(getattr(changed, field)))}" for field in columns)
+        if name in runs:
+            raise ValueError(f"The values to try must differ. Received twice: {name}")
+        runs[name] = changed
+    return runs
+
+
+def _file_name(text: str) -> str:
+    """Make a text a part of a file name on every system; a hash tells those apart that differ in other characters."""
+    safe = re.sub(r"[^A-Za-z0-9.+-]+", "-", text)[:40].strip("-")
+    return safe if safe == text else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

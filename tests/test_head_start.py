@@ -1,0 +1,92 @@
+"""A training that begins with the head of a linear probe: its step 0, its folder, and what has no such head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_vit import digits, train, zoo
+from keras_vit.train import _run
+from keras_vit.train.probe import Probe
+from model_weights import assert_same_bits, values
+from refusals import unrefused
+from tiny_models import built
+
+FIELDS: dict[str, Any] = {
+    **{"steps": 2, "batch_size": 8, "image_size": 16, "xla": False, "accumulation": 1, "layers": 2},
+    **{"eval_steps": 1, "crop": "none", "flip": False, "config": {}},
+}
+
+
+def arrays(labels: Any = None) -> dict[str, Any]:
+    data = digits.load()
+    if labels is not None:
+        return dict.fromkeys(("train", "evaluation"), (data.train_images[:40], labels))
+    return {
+        "train": (data.train_images[:40], data.train_labels[:40]),
+        "evaluation": (data.test_images[:20], data.test_labels[:20]),
+    }
+
+
+def run(out: Path | None = None, *, labels: Any = None, **model: Any) -> train.Result:
+    recipe = train.recipe("finetune-photos", **FIELDS)
+    return train.run(recipe, model=built(image_size=16, **model), data=arrays(labels), out=out)
+
+
+def test_step_0_is_the_probe_and_a_killed_run_goes_on_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def killed(*arguments: Any, **options: Any) -> Any:
+        raise SystemExit
+
+    whole = run(tmp_path / "whole")
+    first, second = zoo.load(tmp_path / "whole" / "probe"), whole.model
+    assert first.config.feature_parts == second.config.feature_parts
+    begun = [line for line in whole.history if line["step"] == 0]
+    measured = train.evaluate(first, arrays())
+    assert begun[0]["evaluation_accuracy"] == pytest.approx(measured.top1)
+    assert whole.best and whole.best.metrics == whole.metrics and whole.metrics["accuracy"] >= measured.top1
+    assert_same_bits(values(zoo.load(tmp_path / "whole" / "best.keras")), values(whole.model))
+    assert_same_bits(values(run().model), values(whole.model))
+    assert "step 0 of 2: held-out accuracy" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(_run, "train", killed)
+        with pytest.raises(SystemExit):
+            run(tmp_path / "killed")
+    assert_same_bits(values(run(tmp_path / "killed").model), values(whole.model))
+    assert "Computing features" not in capsys.readouterr().err.rpartition("continues after")[2]
+    again = run(tmp_path / "whole")  # finished
+    assert_same_bits(values(again.model), values(whole.model))
+    assert again.metrics == whole.metrics
+
+
+def test_what_has_no_probe_is_refused() -> None:
+    several = np.eye(10, dtype=np.uint8)[np.arange(40) % 10]
+    cases = [
+        ({"labels": several}, "one class for each image; steps need none: optimizer='sgd'"),
+        ({"distilled": True}, "two heads has no single linear probe; steps need none"),
+    ]
+    assert not unrefused(run, cases)
+
+
+@pytest.mark.full
+def test_runs_with_several_values_begin_with_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing: list[int] = []
+    compute = Probe.compute
+
+    def count(self: Probe, *arguments: Any, **options: Any) -> Any:
+        missing.append(self.total - int(self.variables["done"].numpy()))
+        return compute(self, *arguments, **options)
+
+    monkeypatch.setattr(Probe, "compute", count)
+    recipe = train.recipe("finetune-photos", **FIELDS | {"steps": 1})
+    model, rates = built(image_size=16), {"learning_rate": [1e-5, 1e-3]}
+    tried = train.try_values(recipe, rates, model=model, data=arrays(), out=tmp_path)
+    assert missing == [60, 0] and len(tried.finished) == 2
+    assert not list(tmp_path.glob("learning_rate*/probe")) and (tmp_path / "probe" / "model.keras").exists()
+    sizes = {"image_size": [16, 24]}
+    train.try_values(recipe, sizes, model=model, data=arrays(), out=tmp_path / "sizes")
+    assert missing[2:] == [60, 60]  # other features
