@@ -172,6 +172,8 @@ def test_predict_ranks_the_classes_of_every_picture(digit: Path) -> None:
     assert re.fullmatch(r" +\d+\.\d\d%  .+  \(0\)", printed[1])
     line = ["predict", "ViT-digits", digit, "--weights", DIGITS, "--image-size", "48x40", "--json"]
     assert len(json.loads(run(*line))[0]["predictions"]) == 5
+    [row] = json.loads(run("predict", "digits", digit, "--weights", "none", "--json"))  # random ones: a head of zeros
+    assert {round(each["probability"], 6) for each in row["predictions"]} == {0.1}
 
 
 def test_predict_without_a_head_says_embed_before_anything_is_loaded(

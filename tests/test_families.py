@@ -321,6 +321,12 @@ def test_a_packed_gate_is_told_from_a_plain_mlp_by_its_shape(tmp_path: Path) -> 
     np.testing.assert_array_equal(*(np.asarray(one(prepared(model.config))) for one in (moved, model)))
 
 
+SQUARE: dict[str, dict[str, Any]] = {
+    "dinov2": {"layer_scale": 0.1, "activation": "gelu_erf"},
+    "dinov2_registers": {"layer_scale": 0.1, "activation": "gelu_erf", "num_registers": 2},
+    "clip": {"pre_norm": True, "patch_bias": False, "activation": "gelu_quick"},
+    "siglip": {"classifier": "map", "class_token": False, "activation": "gelu_tanh"},
+}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("timm", {"key_bias": False}, "one tensor for several variables.*qkv.bias"),
     ("google", {"key_bias": False}, "key_bias=False"),
@@ -332,10 +338,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("huggingface_dinov2", {"classifier": "gap", "layer_scale": 0.1, "mean_blocks": 2, "num_layers": 2}, "head/kernel"),
     ("timm", {"token_blocks": 2, "num_layers": 2}, "token_blocks=2"),
     ("google", {"token_blocks": 2, "num_layers": 2}, "token_blocks=2"),
-    (
-        "huggingface_dinov2",
-        {"num_classes": 0, "layer_scale": 0.1, "activation": "gelu_erf", "image_size": (16, 48)},
-        r"cannot express image_size=\(16, 48\).*square images alone.*timm",
+    *(
+        (
+            f"huggingface_{kind}",
+            {"num_classes": 0, "image_size": (16, 48), **fields},
+            r"cannot express image_size=\(16, 48\).*square images alone.*timm",
+        )
+        for kind, fields in SQUARE.items()
     ),
     ("huggingface_deit", {}, "num_registers=0"),
     ("huggingface_deit", {"distilled": True, "num_classes": 0}, "num_classes=0"),

@@ -93,6 +93,15 @@ def test_transformers_reads_what_we_write(tmp_path: Path, name: str) -> None:
     assert distance(peers.outputs(theirs, images), np.asarray(model(images))) < TOLERANCE
 
 
+def test_transformers_runs_a_dinov3_that_is_not_square(tmp_path: Path) -> None:
+    rotary = {**cases.ERF, "layer_scale": 0.1, "num_classes": 0, "norm_epsilon": 1e-5, "image_size": (16, 48)}
+    model = built(**{**families.FAMILIES["rotary"], **rotary})
+    converters.save(model, tmp_path, format="huggingface_dinov3")
+    images = prepared(model.config)
+    theirs = peers.loaded_by_transformers(tmp_path, "DINOv3ViTModel")
+    assert distance(peers.outputs(theirs, images), np.asarray(model(images))) < TOLERANCE
+
+
 @pytest.mark.slow
 def test_a_name_tells_what_the_tensors_of_timm_do_not() -> None:
     modules = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")
