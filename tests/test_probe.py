@@ -54,6 +54,7 @@ PROBED: dict[str, tuple[dict[str, Any], list[tuple[str, int]]]] = {
     "hybrid": (VARIANTS["hybrid"], [("token", 1), ("token", 0), ("mean", 1)]),
     "mixer": (OTHERS["mixer"], [("mean", 1), ("mean", 0)]),
     "BiT": (OTHERS["BiT"], [("mean", 0)]),
+    "two blocks already": ({"token_blocks": 2, "mean_blocks": 2}, [("token", 1), ("token", 0), ("mean", 1)]),
 }
 
 
@@ -68,7 +69,7 @@ def test_a_probe_of_every_family_reads_its_last_blocks(name: str, monkeypatch: p
     assert result.metrics == pytest.approx(
         {"accuracy": measured.top1, "top5": measured.top5, "loss": measured.loss}, abs=1e-4
     )
-    own = train.recipe("linear-probe", layers=1)  # as before there were heads over several blocks
+    own = train.recipe("linear-probe", layers=1)  # the model's own feature
     same = prepare.adapt_model(own.replace(reset_head=True), model, num_classes=10).config
     assert same == model.config.replace(num_classes=10, representation_size=None)
 

@@ -259,7 +259,9 @@ def _begin(
     if folder is not None and newest(f"{whole}/checkpoints") and tf.io.gfile.exists(f"{folder}/model.keras"):
         return prepare.load_model(recipe, prepare.choose_model(recipe, folder))
     first = dataclasses.replace(load_recipe("linear-probe"), **{name: getattr(recipe, name) for name in OF_PROBE})
-    first = dataclasses.replace(first, changed=(recipe.changed or frozenset()) & OF_PROBE)
+    replicas = devices.num_replicas_in_sync
+    batch = replicas * max(1, first.batch_size // replicas)
+    first = dataclasses.replace(first, batch_size=batch, changed=(recipe.changed or frozenset()) & OF_PROBE)
     result = finish(Probe(first, source, data, devices, print_line), data, teacher=None, out=folder)
     return result if result.stopped else result.model
 

@@ -262,7 +262,7 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
     if not recipe.trains_head:
         changes = {"num_classes": 0, "representation_size": None}
     elif recipe.reset_head or config.num_classes != num_classes:
-        config = read_blocks(config, recipe.layers)
+        config = read_blocks(config, recipe.layers) if recipe.layers > 1 else config
         changes = {"num_classes": num_classes, "labels": labels}
     elif labels and not are_comparable(config.labels, num_classes, labels):
         changes = {"labels": labels}

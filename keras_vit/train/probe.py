@@ -196,7 +196,7 @@ class Probe:
         """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
         regressions, held_out, held_out_labels = self._regressions()
         config = self.model.config
-        columns = {blocks: block_columns(config, blocks) for blocks in _numbers_of_blocks(config)}
+        columns = {blocks: block_columns(config, blocks) for blocks in _numbers_of_blocks(self.recipe, config)}
         candidates = cross_validate(regressions, columns)
         best = min(candidates, key=lambda candidate: candidate.loss)
         words = f"of the last {best.blocks} blocks, " if len(columns) > 1 else ""
@@ -248,8 +248,10 @@ def block_columns(config: ViTConfig, blocks: int) -> Columns:
     return np.flatnonzero(np.repeat([part in fewer for part in config.feature_parts], config.hidden_size))
 
 
-def _numbers_of_blocks(config: ViTConfig) -> list[int]:
+def _numbers_of_blocks(recipe: Recipe, config: ViTConfig) -> list[int]:
     most = config.num_read_blocks
+    if recipe.layers == 1:
+        return [most]
     return sorted({min(blocks, most) for blocks in (*BLOCKS, most)})
 
 
