@@ -121,6 +121,8 @@ def test_a_plan_counts_what_is_trained() -> None:
         assert planned.optimizer == sum(4 * int(np.prod(slot.shape)) for slot in state.optimizer.slots.values())
     whole, part = (train.plan(config, batch_size=8, train_only=words) for words in ((), ("norms",)))
     assert part.step_flops * 3 == whole.step_flops * 2 and part.activations < whole.activations
+    with pytest.raises(ValueError, match=r"matches no variable with \['norm'\]"):
+        train.plan(config, batch_size=8, train_only=("norm",))
 
 
 def test_wrong_parts_are_named() -> None:

@@ -250,8 +250,11 @@ def plan(
 def _trained(config: ViTConfig, words: tuple[str, ...]) -> tuple[int, bool]:
     """Count the parameters that are trained beside the head, and say whether kernels of blocks are among them."""
     sizes = {weight.path: prod(weight.shape) for weight in symbolic_model(config).weights}
-    patterns = [pattern for word in words for pattern in GROUPS.get(word, (word,))] or ["*"]
-    chosen = {path for pattern in patterns for path in fnmatch.filter(sizes, pattern)}
+    patterns = {word: GROUPS.get(word, (word,)) for word in words or ("*",)}
+    matches = {word: {path for one in own for path in fnmatch.filter(sizes, one)} for word, own in patterns.items()}
+    if unused := [word for word, matched in matches.items() if not matched and word != "lora"]:
+        raise ValueError(f"train_only matches no variable with {unused}. Received: {list(words)}")
+    chosen = set().union(*matches.values())
     chosen |= {path for path in sizes if path.split("/")[0] in HEADS}
     return sum(sizes[path] for path in chosen), any(re.match(r"block_\d+/.*kernel", path) for path in chosen)
 
