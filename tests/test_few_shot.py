@@ -12,8 +12,9 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from keras_vit import digits, zoo
+from keras_vit.train import least_squares
 from keras_vit.train.few_shots import draw_images, few_shot
-from keras_vit.train.least_squares import BIAS, MIN_DEVIATION, Kept, Summed, fit_head
+from keras_vit.train.least_squares import BIAS, MIN_DEVIATION, Kept, Summed, draw_held_out, fit_head
 from refusals import unrefused
 from tiny_models import built
 
@@ -74,11 +75,22 @@ def test_sums_give_the_heads_and_choices_of_features_that_are_kept() -> None:
     scores, seen = next(iter(summed.predict(columns)(0.5)))
     first, same = next(iter(kept.predict(columns)(0.5)))
     np.testing.assert_array_equal(seen, same)
-    # The features kept are standardised by all images, those summed by the images that the fit sees.
-    np.testing.assert_allclose(scores, first, atol=0.05)
+    # Features that are summed are standardised by the images that the fit sees. Float32 scores of about 1.
+    own = Kept(features[~held_out], labels[~held_out], num_classes=4).head(columns, 0.5 * np.sum(~held_out))
+    np.testing.assert_allclose(scores, features[held_out][:, columns] @ own[0] + own[1], atol=1e-5)
+    assert first.shape == scores.shape
     assert summed.count == kept.count == 120
     for found, wanted in zip(summed.head(columns, 3.0), kept.head(columns, 3.0), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+def test_of_many_images_in_the_order_of_their_classes_all_classes_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.repeat(np.arange(20), 50)
+    fifth = draw_held_out(labels, seed=0)
+    assert np.bincount(labels[fifth]).tolist() == [10] * 20
+    monkeypatch.setattr(least_squares, "MOST_HELD_OUT", 60)
+    fewer = draw_held_out(labels, seed=0)
+    assert len(fewer) == 60 and set(fewer) < set(fifth) and np.ptp(np.bincount(labels[fewer])) <= 1
 
 
 def test_images_are_drawn_by_seed_and_more_shots_hold_fewer() -> None:

@@ -31,8 +31,8 @@ def arrays(labels: Any = None) -> dict[str, Any]:
     }
 
 
-def run(out: Path | None = None, *, labels: Any = None, **model: Any) -> train.Result:
-    recipe = train.recipe("finetune-photos", **FIELDS)
+def run(out: Path | None = None, *, labels: Any = None, head_start: str = "probe", **model: Any) -> train.Result:
+    recipe = train.recipe("finetune-photos", head_start=head_start, **FIELDS)
     return train.run(recipe, model=built(image_size=16, **model), data=arrays(labels), out=out)
 
 
@@ -66,8 +66,9 @@ def test_step_0_is_the_probe_and_a_killed_run_goes_on_from_it(
 def test_what_has_no_probe_is_refused() -> None:
     several = np.eye(10, dtype=np.uint8)[np.arange(40) % 10]
     cases = [
-        ({"labels": several}, "one class for each image; steps need none: optimizer='sgd'"),
-        ({"distilled": True}, "two heads has no single linear probe; steps need none"),
+        ({"labels": several}, "one class for each image. Without one: optimizer='sgd'"),
+        ({"distilled": True}, "two heads has no single linear probe. Without one: optimizer='sgd'"),
+        ({"head_start": "zeros"}, "The head begins with zeros and is not trained"),  # freeze has it
     ]
     assert not unrefused(run, cases)
 

@@ -57,10 +57,6 @@ OTHER_FUNCTIONS = {
     "create_model": "keras_vit.zoo.load(name or path)",
     "list_models": "keras_vit.zoo.names()",
 }
-OTHER_EXPORTS = {
-    "export": "keras_vit.export.tflite(model, path) or keras_vit.export.saved_model(model, folder)",
-    "onnx": "keras_vit.export.saved_model(model, folder), which tf2onnx converts",
-}
 OTHER_METHODS = {
     "from_pretrained": "keras_vit.zoo.load(name or path)",
     "from_preset": "keras_vit.zoo.load(name or path)",
@@ -90,7 +86,7 @@ def answers_other_words(cls: type[Kind]) -> type[Kind]:
     def checked(self: Any, *args: Any, **arguments: Any) -> None:
         if unknown := sorted(arguments.keys() - known):
             words = in_our_words(unknown)
-            hint = f"{words} (keras_vit.zoo.load)" if words else suggestion(unknown[0], known)
+            hint = f"{words}; keras_vit.zoo.load takes these" if words else suggestion(unknown[0], known)
             raise TypeError(f"{cls.__name__} has no argument {unknown}: {hint}")
         create(self, *args, **arguments)
 

@@ -367,8 +367,8 @@ class HeadConfig(Group):
             token).
         token_blocks: number of last blocks whose class tokens, each after the final norm, are side by side in the
             feature, the last block's last (4 in DINOv2's head "linear4").
-        mean_blocks: the same of the means of the patch tokens, which follow. With "token" and "map" that of the last of
-            these blocks is left out: 1 is none, and the last block of "token" computes no patches.
+        mean_blocks: the same of the means of the patch tokens, which follow. With "token" and "map" the last block's
+            mean is left out, so 1 means no mean; the last block of "token" then computes the class token alone.
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         representation_activation: activation of the pre_logits layer.
         final_norm: "tokens" normalizes, then pools; "pooled" pools, then normalizes (timm's fc_norm).
@@ -403,7 +403,10 @@ class HeadConfig(Group):
         yield from super()._conflicts()
         if self.classifier == "token_gap":
             yield from self._unmet("classifier='token_gap'", final_norm="tokens")
-        for name, kinds in (("token_blocks", ("token", "token_gap")), ("mean_blocks", CLASSIFIERS[:4])):
+        for name, kinds in (
+            ("token_blocks", ("token", "token_gap")),
+            ("mean_blocks", ("token", "gap", "token_gap", "map")),
+        ):
             if getattr(self, name) > 1:
                 yield from self._unmet(f"{name} above 1", final_norm="tokens")
                 if self.classifier not in kinds:

@@ -250,6 +250,9 @@ class Recipe:
             yield f"linear_probe trains the head only: it takes no train_only and no lora_rank. Received: {received}"
         if "lora" in self.train_only and not self.lora_rank:
             yield "train_only has 'lora', which needs a lora_rank, such as 8. Received: 0"
+        if self.head_start == "probe" and (self.optimizer == "least_squares" or not self.trains_head):
+            received = f"optimizer={self.optimizer!r}, objective={self.objective!r}"
+            yield f"head_start='probe' is for a head that is trained in steps. Received: {received}"
         if self.schedule == "linear" and self.linear_end > self.learning_rate:
             yield f"linear_end must be at most learning_rate={self.learning_rate}. Received: {self.linear_end}"
         if self.crop_resize is not None and self.crop != "random":

@@ -45,6 +45,8 @@ CHANGEABLE_FIELDS = (
 PROBE = "probe"  # folder of the run that finds the first head, in that of the training
 OF_PROBE = {"image_size", "config", "layers", "precision", "seed"}  # fields of a recipe on which that head depends
 _SHARED_PROBE: ContextVar[str | None] = ContextVar("folder of the probe that several runs begin with", default=None)
+# Fields that checkpoints of earlier versions may lack.
+ADDED_FIELDS = ("head", "max_depth", "teacher_size", "layers", "head_start", "train_only", "lora_rank", "lora_targets")
 MOST_METRICS = 5  # that are printed of a result; `metrics` has all
 FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint; those of earlier versions lack it
 CHANGED = "the images or labels, or the times of their files, are not those of the run before"
@@ -59,9 +61,10 @@ class Result:
     """Result of a training run.
 
     Args:
-        model: with the final weights or their moving averages, outside of any strategy; after masked_patch the encoder.
+        model: with the final weights or their moving averages, or of a run that began with a probe those of its best
+            evaluation; outside of any strategy; after masked_patch the encoder.
         recipe: the recipe that was used.
-        metrics: results of the last evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
+        metrics: results of its evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
         history: lines that this process logged: dicts with "step" and metrics.
         steps: number of steps done, those before a restart included.
         images_per_second: training speed, in this process.
@@ -382,13 +385,6 @@ def _open_checkpoints(
         facts=facts,
         may_differ=["data.arguments", FINGERPRINT, "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
         # Earlier versions did not always keep the class names, and had no maps.
-        may_be_added=[
-            "model.labels",
-            "recipe.head",
-            "recipe.max_depth",
-            "recipe.teacher_size",
-            "recipe.layers",
-            *("recipe.head_start", "recipe.train_only", "recipe.lora_rank", "recipe.lora_targets"),
-        ],
+        may_be_added=["model.labels", *(f"recipe.{name}" for name in ADDED_FIELDS)],
         writes=strategies.is_chief(state.strategy),
     )

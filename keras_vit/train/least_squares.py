@@ -7,7 +7,7 @@ scores into logits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,23 +28,6 @@ ADDED = 1024  # images whose products are added to those of the others at once
 Columns = npt.NDArray[np.int64]  # the features that a fit reads
 Head = tuple[np.ndarray, np.ndarray]  # kernel (features, classes) and bias (classes,) of plain features
 Fold = tuple[np.ndarray, np.ndarray]  # features, or scores, of images that no fit has seen; their labels
-
-
-class Regressions(Protocol):
-    """Regressions on some images, for any columns of their features and any strength."""
-
-    @property
-    def count(self) -> int:
-        """Number of images."""
-        ...
-
-    def predict(self, columns: Columns) -> Callable[[float], Iterator[Fold]]:
-        """Make a function from a strength to the scores of images that the fits have not seen."""
-        ...
-
-    def head(self, columns: Columns, l2: float) -> Head:
-        """Fit all images; `l2` is above 0."""
-        ...
 
 
 class Kept:
@@ -135,6 +118,9 @@ class Summed:
         return _Normal(self, columns).solve(l2)
 
 
+Regressions: TypeAlias = Kept | Summed
+
+
 class _Normal:
     """The normal equations of standardised features."""
 
@@ -182,6 +168,14 @@ def draw_folds(labels: np.ndarray, seed: int) -> np.ndarray:
     return folds
 
 
+def draw_held_out(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Draw the images that choose for `Summed`: a fifth of each class, or where that is too many, a smaller share."""
+    fifth = np.flatnonzero(draw_folds(labels, seed) == 0)
+    fifth = fifth[np.argsort(labels[fifth], kind="stable")]
+    chosen = np.linspace(0, len(fifth) - 1, min(len(fifth), MOST_HELD_OUT)).astype(np.int64)
+    return np.sort(fifth[chosen])
+
+
 class Candidate(NamedTuple):
     """Features and a strength of the regularisation for each image, and its results on images that no fit had seen."""
 
@@ -197,7 +191,7 @@ def cross_validate(regressions: Regressions, columns: Mapping[int, Columns]) -> 
     tried: list[Candidate] = []
     for blocks, own in columns.items():
         predict, found = regressions.predict(own), {}
-        place: int | None = STRENGTHS.index(min(tried, key=_loss).strength) if tried else MIDDLE
+        place: int | None = STRENGTHS.index(min(tried, key=lambda each: each.loss).strength) if tried else MIDDLE
         while place is not None:
             found[place] = _measure(blocks, STRENGTHS[place], predict)
             best = min(found, key=lambda each: found[each].loss)
@@ -207,21 +201,16 @@ def cross_validate(regressions: Regressions, columns: Mapping[int, Columns]) -> 
     return tried
 
 
-def _loss(candidate: Candidate) -> float:
-    return candidate.loss
-
-
 def _measure(blocks: int, strength: float, predict: Callable[[float], Iterator[Fold]]) -> Candidate:
-    losses, right, count = np.zeros(len(SCALES)), 0, 0
+    losses, right = np.zeros(len(SCALES)), 0
     folds = [(scores.astype(np.float32), labels) for scores, labels in predict(strength)]
     total = sum(len(labels) for _, labels in folds)
     for scores, labels in folds:
         for rows in _blocks(*scores.shape):
             losses += _add_losses(scores[rows], labels[rows], total)
         right += int(np.sum(scores.argmax(axis=1) == labels))
-        count += len(labels)
     best = int(losses.argmin())
-    return Candidate(blocks, strength, SCALES[best], float(losses[best] / count), right / count)
+    return Candidate(blocks, strength, SCALES[best], float(losses[best] / total), right / total)
 
 
 def _add_losses(scores: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:

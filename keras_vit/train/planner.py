@@ -162,8 +162,8 @@ def plan(
         remat: whether the backward pass recomputes the blocks instead of storing their activations.
         ema: whether a moving average of the weights is stored.
         teacher: name or config of a model that this one learns from. It computes every image, without a gradient.
-        train_only: as a recipe's: what is trained beside the head; empty for everything. LoRA's own matrices, about a
-            hundredth of the weights, are not counted.
+        train_only: as a recipe's: what is trained beside the head; empty for everything. LoRA's own matrices, with
+            rank 8 less than a hundredth of the weights, are not counted.
         peak_tflops: peak of one device at this precision, as its maker states it; a multiply-add counts as two.
         utilization: share of the peak that training reaches, in (0, 1]. 0.4 is usual on a large accelerator.
 
@@ -291,7 +291,7 @@ UNPLANNED_BYTES = 2**30  # of a CPU's memory, for compilers and a second copy of
 REFUSED_SHARE = 1.35  # a stated number is refused above it
 EVALUATION_BATCH = 64
 CORE_FLOPS = 5e10  # of one core of a CPU in a second, about
-CPU_STEP_FLOPS, LEAST_BATCH = 1e12, 16  # of a step of distillation that is chosen for a CPU: at most ten seconds on two
+CPU_STEP_FLOPS, LEAST_BATCH = 1e12, 16  # of a step of distillation that is chosen for a CPU: up to ten seconds
 _LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
 
 
@@ -308,8 +308,20 @@ def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = Non
         remat=recipe.remat or recipe.linear_probe,  # the gradient of the head needs no activations of blocks
         ema=recipe.ema_decay is not None,
         teacher=teacher,
-        train_only=tuple(recipe.trained_patterns),
+        train_only=_of_config(recipe, config),
     )
+
+
+def _of_config(recipe: Recipe, config: ViTConfig) -> tuple[str, ...]:
+    """Words of train_only that match variables of a config's model, and not those of a head for maps alone."""
+    paths = [weight.path for weight in symbolic_model(config).weights]
+    words = recipe.trained_patterns.items()
+    return tuple(word for word, own in words if word == "lora" or any(fnmatch.filter(paths, one) for one in own))
+
+
+def _may_need_less(recipe: Recipe) -> bool:
+    """Whether a recipe freezes more than heads, which the plan does not count."""
+    return any(pattern.split("/")[0] not in HEADS for pattern in recipe.freeze)
 
 
 def fewest_micro_batches(
@@ -323,7 +335,7 @@ def fewest_micro_batches(
             planned = plan_step(recipe.replace(accumulation=number), config, teacher, replicas=replicas)
             if memory is None or planned.total + waiting * planned.images <= CHOSEN_SHARE * memory:
                 return number
-    if recipe.freeze:
+    if _may_need_less(recipe):
         return images
     raise ValueError(_too_large(planned, memory or 0, "Even one image at once"))
 
@@ -359,7 +371,7 @@ def check_memory(recipe: Recipe, planned: Plan, *, memory: int | None) -> None:
     if memory is not None and planned.total > memory:
         batch = f"A batch of {planned.batch_size:,} with accumulation={recipe.accumulation}"
         message = _too_large(planned, memory, batch)
-        if planned.total > REFUSED_SHARE * memory and not recipe.freeze:
+        if planned.total > REFUSED_SHARE * memory and not _may_need_less(recipe):
             raise ValueError(message)
         warn(f"keras_vit: {message}")
 

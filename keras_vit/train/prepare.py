@@ -81,9 +81,21 @@ def build_state(
         configs = (adapted.config, network.config if network else None)
         recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
         state = TrainState(recipe, adapted, total_steps=total, teacher=network, has_labels=data.is_labelled)
+    _check_head(recipe, state)
     if recipe.head_start == "zeros":  # otherwise the starting weights are good
         _warn_long_average(recipe, total)
     return state, data
+
+
+def _check_head(recipe: Recipe, state: TrainState) -> None:
+    """Raise a ValueError for a head of zeros that is not trained: no weight would have a gradient."""
+    head = [weight for weight in state.model.weights if weight.path.split("/")[0] in HEADS]
+    names = {name.partition("/")[2] for name in state.optimizer.slots}
+    if head and not names.intersection(weight.path for weight in head) and not any(np.any(one) for one in head):
+        raise ValueError(
+            "The head begins with zeros and is not trained: take its pattern from freeze. Received: freeze="
+            f"{list(recipe.freeze)}"
+        )
 
 
 def _check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
@@ -277,7 +289,7 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
 def read_blocks(config: ViTConfig, number: int) -> ViTConfig:
     """Change a config so that the feature is of up to `number` last blocks: class tokens and means of the patches.
 
-    1 changes a config that reads one block in nothing. Without a class token the means alone are read, or those beside
+    A config that reads as many is returned as it is. Without a class token the means alone are read, or those beside
     the attention pool.
     """
     number = min(number, max(1, config.num_layers))

@@ -27,22 +27,20 @@ from keras_vit.train.few_shots import feature_collector
 from keras_vit.train.least_squares import (
     ADDED,
     MOST_FOLDED,
-    MOST_HELD_OUT,
     Columns,
     Kept,
     Regressions,
     Summed,
     cross_validate,
-    draw_folds,
+    draw_held_out,
 )
 from keras_vit.train.log_files import Log
 from keras_vit.train.loop import TRAINING_NAMES, Stop, in_thread
 from keras_vit.train.prepare import PrintLine
 
 # What a message adds.
-INSTEAD = "; steps need none: optimizer='sgd' in linear-probe, head_start='zeros' and a larger learning_rate in others"
+INSTEAD = ". Without one: optimizer='sgd' (linear-probe), or head_start='zeros', freeze=[] and a larger learning_rate"
 LAYER = "pre_logits"  # the head's input
-BLOCKS = (1,)  # numbers of last blocks that are tried beside that of the recipe
 # Fields that a probe reads, and those that the commands change for every recipe.
 USED_FIELDS = {"optimizer", "linear_probe", "layers", "batch_size", "image_size", "config", "precision", "seed"}
 USED_FIELDS |= {"checkpoint_minutes", "keep", "start", "accumulation", "reset_head"}
@@ -73,9 +71,8 @@ class Probe:
         is_kept = np.ones(self.total, bool)
         self._sums: dict[str, tf.Variable] = {}
         if count > max(width, MOST_FOLDED):  # their features are summed, but for those that choose
-            chosen = np.flatnonzero(draw_folds(self._splits[0].labels(), recipe.seed) == 0)[:MOST_HELD_OUT]
             is_kept[:count] = False
-            is_kept[chosen] = True
+            is_kept[draw_held_out(self._splits[0].labels(), recipe.seed)] = True
             empty = Summed.empty(width, classes)
             self._sums = {
                 name: tf.Variable(value, trainable=False)
@@ -128,7 +125,7 @@ class Probe:
         collect = feature_collector(replicate(self.model, self.strategy), LAYER, self.strategy)
         start = saved_at = time.monotonic()
         first = done = end = int(self._done.numpy())
-        waiting: list[tuple[np.ndarray, np.ndarray]] = []  # images after the first `done`, and their features
+        waiting: list[list[np.ndarray]] = []  # features, labels and rows of images after the first `done`
         stop.saves = checkpoints is not None
         stop.until = f"this batch of {self.recipe.batch_size} images"
         minutes = self.recipe.checkpoint_minutes
@@ -138,8 +135,8 @@ class Probe:
                 if batch is None:  # the end of a split, whose last images may have been left out
                     end = offset
                 else:
-                    features, _, indices = in_thread(collect, [batch])
-                    waiting.append((offset + indices, features))
+                    features, labels, indices = in_thread(collect, [batch])
+                    waiting.append([features, labels, offset + indices])
                     end = offset + int(indices.max(initial=before - offset - 1)) + 1
                 advance(end - before, f"{(end - first) / (time.monotonic() - start):,.0f} images/s")
                 # Sums are added up in the same blocks whenever the run was stopped: they are the same to the bit.
@@ -158,17 +155,17 @@ class Probe:
                     return None
         return (end - first) / (time.monotonic() - start)
 
-    def _keep(self, waiting: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    def _keep(self, waiting: list[list[np.ndarray]]) -> None:
         """Keep the features of some images, or add them up."""
         if not waiting:
             return
-        images, features = (np.concatenate(values) for values in zip(*waiting, strict=True))
+        features, labels, images = (np.concatenate(values) for values in zip(*waiting, strict=True))
         places = np.searchsorted(self._kept, images)
         is_kept = np.isin(images, self._kept)
         self._features.scatter_update(tf.IndexedSlices(features[is_kept], places[is_kept]))
         if self._sums and not is_kept.all():
             part = Summed.empty(features.shape[1], self._data.num_classes)
-            part.add(features[~is_kept], self._splits[0].labels()[images[~is_kept]])
+            part.add(features[~is_kept], labels[~is_kept])
             self._sums["products"].assign_add(part.products)
             self._sums["sums"].assign_add(part.sums)
 
@@ -199,7 +196,8 @@ class Probe:
         columns = {blocks: block_columns(config, blocks) for blocks in _numbers_of_blocks(self.recipe, config)}
         candidates = cross_validate(regressions, columns)
         best = min(candidates, key=lambda candidate: candidate.loss)
-        words = f"of the last {best.blocks} blocks, " if len(columns) > 1 else ""
+        blocks = "block" if best.blocks == 1 else f"{best.blocks} blocks"
+        words = f"of the last {blocks}, " if len(columns) > 1 else ""
         print_line(
             f"features {words}regularisation {best.strength:g} for each image: accuracy {best.accuracy:.4f} on "
             "training images that the fits had not seen"
@@ -249,10 +247,8 @@ def block_columns(config: ViTConfig, blocks: int) -> Columns:
 
 
 def _numbers_of_blocks(recipe: Recipe, config: ViTConfig) -> list[int]:
-    most = config.num_read_blocks
-    if recipe.layers == 1:
-        return [most]
-    return sorted({min(blocks, most) for blocks in (*BLOCKS, most)})
+    """Numbers of last blocks that are tried: the own feature, or one block and as many as the model reads."""
+    return [config.num_read_blocks] if recipe.layers == 1 else sorted({1, config.num_read_blocks})
 
 
 def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:

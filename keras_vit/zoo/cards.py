@@ -207,7 +207,8 @@ class Card:
         for tag, own in self.weights.items():
             reported = [str(accuracy).partition(" [")[0] for accuracy in own.accuracy[:1]]
             rows.append("; ".join([f"  {tag}: {own.image_size} px", own.size_words, *reported, own.license]))
-        return "\n".join([f"{self.name}, {len(rows)} weights: keras-vit show {self.name}", *rows[:MOST_ROWS]])
+        title = f"{self.name}, published files: {len(rows)}. All of it: keras-vit show {self.name}"
+        return "\n".join([title, *rows[:MOST_ROWS]])
 
 
 # ---- from a name to a card
