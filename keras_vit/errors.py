@@ -24,6 +24,11 @@ __all__ = [
 class KerasViTError(Exception):
     """Base class of all errors of the package."""
 
+    def __str__(self) -> str:
+        """Return the message; a line that quotes a name of 100,000 letters is cut."""
+        lines = super().__str__().split("\n")
+        return "\n".join(line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}" for line in lines)
+
 
 class CheckpointError(KerasViTError, ValueError):
     """A checkpoint is damaged, malicious, not of the expected format, or cannot express the model."""

@@ -16,6 +16,7 @@ import keras_vit
 import keras_vit.cli
 from keras_vit import VisionTransformer, dense, digits, zoo
 from keras_vit._util import text
+from keras_vit.export import litert
 from tiny_models import built, prepared, tiny
 
 
@@ -50,6 +51,7 @@ def test_what_a_newcomer_tries_is_answered() -> None:
         (lambda: keras_vit.text.load("SigLIP2-B/16"), FileNotFoundError, "keras_vit.zoo.text_encoder(name)"),
         (lambda: keras_vit.export.tflite(built(), "x.tflite", verify=False), ValueError, "built-in patterns"),
         (lambda: keras_vit.export.saved_model(built(), "x", verify=False), ValueError, "built-in patterns"),
+        (lambda: litert(built(), "x"), TypeError, "keras_vit.export.tflite(model, path)"),  # type: ignore[operator]
     ):
         assert words in message(function, kind)
     assert not np.any(np.asarray(zoo.load("digits", weights="none").get_layer("head").kernel))
@@ -64,6 +66,9 @@ def test_pixels_are_no_prepared_images() -> None:
     calls: list[Callable[[], Any]] = [
         lambda: model(whole),
         lambda: model(tf.constant(whole)),
+        lambda: model(np.zeros((1, 224, 224, 3), np.uint8)),
+        lambda: model.features(whole),
+        lambda: model.attention_maps(whole),
         lambda: model.predict(whole, verbose=0),
         lambda: model.evaluate(whole, labels, verbose=0),
         lambda: model.fit(whole, labels, verbose=0),

@@ -121,6 +121,15 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:
         train.evaluate(built(num_classes=2), folder, split="held-out")
 
 
+def test_pictures_that_may_be_transparent_are_counted_and_named(tmp_path: Path) -> None:
+    fill(tmp_path, ant=2, bee=2)
+    for mode in ("RGBA", "LA", "RGB", "L"):
+        Image.new(mode, (9, 7)).save(tmp_path / "bee" / f"{mode}.png")
+    Image.new("P", (9, 7)).save(tmp_path / "bee" / "clear.PNG", transparency=0)
+    with pytest.warns(UserWarning, match=r"3 PNG files may be transparent: bee/LA.png, bee/RGBA.png, bee/clear.PNG"):
+        sources.open_data(tmp_path, eval_split="all", training=False)
+
+
 def test_a_class_folder_may_be_a_link(tmp_path: Path) -> None:
     fill(tmp_path / "elsewhere", cat=2)
     fill(tmp_path / "photos", dog=2)

@@ -85,6 +85,12 @@ def is_jpeg_or_png(start: bytes) -> bool:
     return start.startswith((_JPEG, _PNG))
 
 
+def declares_opacity(start: bytes) -> bool:
+    """Check the first bytes of a file: whether it is a PNG with a fourth channel, or a palette with opacity."""
+    kind = start[_DEPTH_AND_TYPE + 1 : _DEPTH_AND_TYPE + 2]
+    return start.startswith(_PNG) and (kind in (b"\4", b"\6") or (kind == b"\3" and b"tRNS" in start))
+
+
 def decode_image(file: Any) -> Any:
     """Decode one JPEG or PNG file upright, outside of a graph: uint8 (height, width, 3), or a ValueError."""
     orientation = check_image(file)

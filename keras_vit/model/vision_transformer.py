@@ -90,6 +90,11 @@ class VisionTransformer(keras.Model):
         """Task of the output: how the model is trained, evaluated, exported and compared."""
         return task.from_config(self.config)
 
+    def __call__(self, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Compute the output of prepared images; pixels are an error that says so before Keras looks at the shape."""
+        preprocess.check_prepared(inputs, self.config)
+        return super().__call__(inputs, *args, **options)
+
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         """Compute the output; the last block computes only the tokens that the head reads."""
         preprocess.check_prepared(inputs, self.config)
@@ -116,7 +121,7 @@ class VisionTransformer(keras.Model):
         unknown = [name for name in names if not isinstance(name, str) or name not in self.intermediates]
         if unknown or not names:
             raise ValueError(f"layers are some of {self.feature_names}. Received: {str(unknown or list(names)):.200}")
-        _check_not_empty("features", images)
+        _check_batch("features", images, self.config)
         return self._feature_model(names)(images, training=False)
 
     def _repr_html_(self) -> str:
@@ -182,6 +187,7 @@ class VisionTransformer(keras.Model):
             ValueError: the model has no attention, such as an MLP-Mixer.
         """
         check_attention(self.config)
+        _check_batch("attention_maps", images, self.config)
         inputs = self._block_input_model()(images, training=False)
         names = (f"block_{i}" for i in range(self.config.num_layers))
         return [self.get_layer(name).attention_weights(*inputs[name]) for name in names]
@@ -266,8 +272,7 @@ class VisionTransformer(keras.Model):
         Raises:
             ValueError: there is no image.
         """
-        preprocess.check_prepared(x, self.config)
-        _check_not_empty("predict", x)
+        _check_batch("predict", x, self.config)
         return super().predict(x, *args, **options)
 
     def embed(self, images: Any, *, batch_size: int = BATCH) -> np.ndarray:
@@ -379,8 +384,9 @@ class VisionTransformer(keras.Model):
             list(self.get_layer(name)._flatten_layers())[index].trainable = False
 
 
-def _check_not_empty(method: str, images: Any) -> None:
-    """Raise a ValueError for a batch of no images, of which TensorFlow cannot make a map."""
+def _check_batch(method: str, images: Any, config: ViTConfig) -> None:
+    """Raise a ValueError for pixels, and for a batch of no images, of which TensorFlow cannot make a map."""
+    preprocess.check_prepared(images, config)
     if tuple(getattr(images, "shape", ()))[:1] == (0,):
         raise ValueError(f"{method} needs at least one image. Received: an array of shape {tuple(images.shape)}")
 

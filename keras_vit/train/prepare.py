@@ -334,7 +334,7 @@ def _fit_memory(
         seconds = planned.step_flops / (planner.CORE_FLOPS * (os.cpu_count() or 1))
         print_line(
             f"a step computes {planned.step_flops / 1e12:.1f} TFLOP, perhaps {duration(seconds)} on this CPU. A "
-            "smaller image_size, batch_size or model is faster"
+            f"smaller image_size (now {max(configs[0].size)}), batch_size or model is faster"
         )
     return recipe
 

@@ -48,6 +48,17 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
+def has_opacity(path: str) -> bool:
+    """Check if the header of a local PNG file declares a fourth channel, or a palette with opacity."""
+    if is_remote(path) or not path.lower().endswith(".png"):
+        return False
+    try:
+        with Path(path).open("rb") as file:
+            return images.declares_opacity(file.read(2048))  # a palette has at most 768 bytes
+    except OSError:  # which the reader names
+        return False
+
+
 def is_folder(path: str) -> bool:
     """Check if a local or remote path is a folder, or a link to one."""
     return tf.io.gfile.isdir(path) if is_remote(path) else Path(path).is_dir()

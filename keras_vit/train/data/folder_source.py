@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_vit._util.files import READABLE, hash_files
 from keras_vit._util.text import abbreviated, escaped, warn
-from keras_vit.train.data.dataset_files import hash64, is_decodable, is_folder, list_files, read_image
+from keras_vit.train.data.dataset_files import has_opacity, hash64, is_decodable, is_folder, list_files, read_image
 from keras_vit.train.data.split import Damage, Data, DataRequest, Example, RandomAccess
 
 TRAIN, ALL, HELD_OUT, REST = "train", "all", "held-out", "all but held-out"
@@ -289,6 +289,11 @@ def open_images(
     labels are read from; without them a label is the name of a folder.
     """
     paths = [f"{image_list.folder}/{file}" for file in image_list.files]
+    if clear := [file for file, path in zip(image_list.files, paths, strict=True) if has_opacity(path)]:
+        warn(
+            f"{escaped(image_list.folder)}: {len(clear):,} PNG files may be transparent: {abbreviated(clear)}. "
+            "Their pixels are put on white, here and wherever the model reads files."
+        )
 
     def make_reader() -> Callable[[tf.Tensor], Example]:
         files, values = tf.constant([os.fsencode(path) for path in paths]), tf.constant(labels)
