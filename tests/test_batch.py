@@ -93,6 +93,7 @@ def test_each_image_of_a_folder_is_one_row_of_what_model_embed_returns(tmp_path:
     np.testing.assert_allclose(found["embeddings"].to_pylist(), embeddings(len(paths)), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.full
 def test_the_pixels_are_those_of_preprocess_to_the_last_bit(tmp_path: Path) -> None:
     others = {name: image_kinds.encoded(image_kinds.photo(), name) for name in ("BMP", "GIF", "TIFF", "WEBP")}
     kinds = {**GOOD, **BAD, **others}

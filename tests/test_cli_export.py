@@ -108,23 +108,22 @@ def test_a_folder_is_a_saved_model_with_requests_for_warm_up(saved: Path) -> Non
     assert (saved / "assets.extra" / "tf_serving_warmup_requests").exists()
 
 
+def check_bench(line: list[Any], image_size: list[int], batch: int) -> None:
+    row = json.loads(run("bench", *line, "--rounds", 5, "--json"))
+    assert (row["image_size"], row["batch"], row["rounds"]) == (image_size, batch, 5)
+    assert 0 < row["median_ms"] <= row["p90_ms"]
+    assert row["images_per_second"] == pytest.approx(1000 * batch / row["median_ms"])
+
+
 def test_bench_times_checkpoints_and_files_and_refuses_what_it_cannot_time(
-    written: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = built(num_layers=1)
     converters.save(model, "tiny.npz", format="google")
     export.tflite(model, "pixels.tflite", quantize="none", input_dtype="uint8", batch=2, source_size=(40, 24))
-    for line, image_size, batch in (
-        (["tiny.npz", "--image-size", "32x40"], [32, 40], 1),
-        ([saved, "--batch", "3"], [32, 32], 3),
-        ([written, "--threads", "1"], [32, 32], 1),
-        (["pixels.tflite"], [40, 24], 2),
-    ):
-        row = json.loads(run("bench", *line, "--rounds", 5, "--json"))
-        assert (row["image_size"], row["batch"], row["rounds"]) == (image_size, batch, 5)
-        assert 0 < row["median_ms"] <= row["p90_ms"]
-        assert row["images_per_second"] == pytest.approx(1000 * batch / row["median_ms"])
+    check_bench(["tiny.npz", "--image-size", "32x40"], [32, 40], 1)
+    check_bench(["pixels.tflite"], [40, 24], 2)
     first, second = run("bench", "tiny.npz", "--rounds", 3).splitlines()
     assert first.startswith("tiny.npz at 32 x 32, batch 1: median ") and "3 calls after warm-up" in second
     for wrong, said in (
@@ -133,6 +132,12 @@ def test_bench_times_checkpoints_and_files_and_refuses_what_it_cannot_time(
         ([saved, "--threads", "2"], "threads"),
     ):
         assert said in fails(monkeypatch, "bench", *wrong)
+
+
+@pytest.mark.full
+def test_bench_times_saved_models_and_files_of_one_thread(written: Path, saved: Path) -> None:
+    check_bench([saved, "--batch", "3"], [32, 32], 3)
+    check_bench([written, "--threads", "1"], [32, 32], 1)
 
 
 @pytest.mark.full

@@ -147,6 +147,7 @@ def test_what_has_no_images_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(image_files(["empty"])) == len(SUFFIXES)  # all kinds that training reads
 
 
+@pytest.mark.full
 def test_of_many_images_a_report_shows_some_and_says_so(run_folder: Path, photos: Path, tmp_path: Path) -> None:
     arguments = ["visualize", run_folder, photos, "--out", tmp_path / "report.html"]
     result = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
@@ -156,6 +157,7 @@ def test_of_many_images_a_report_shows_some_and_says_so(run_folder: Path, photos
     assert len(shown) == 16 and any("/1/" in path for path in shown)
 
 
+@pytest.mark.full
 def test_reports_and_exports_leave_out_and_count_what_cannot_be_read(
     run_folder: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

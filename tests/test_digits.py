@@ -64,6 +64,7 @@ def test_the_embedded_weights_are_those_of_the_card_and_as_accurate(data: digits
     assert right(model, data) == pytest.approx(reported.value / 100 * len(data.test_labels), abs=1.02)
 
 
+@pytest.mark.full
 def test_interpolated_positions_keep_what_fresh_ones_lose(data: digits.Digits) -> None:
     model = converters.load(CARD.location, image_size=LARGER)
     interpolated = right(model, data)

@@ -37,7 +37,7 @@ TPU = ROOT / "examples" / "tpu"
 WITH_COMMANDS = [*doc_blocks.PAGES, ROOT / "README.md", TPU / "README.md"]
 WITH_LINKS = [*WITH_COMMANDS, *(ROOT / name / "README.md" for name in ("zoo", "converters", "benchmarks"))]
 PYTHON = [name for name in sorted(PAGES) if doc_blocks.script(PAGES[name]).strip()]
-QUICK = ["add-a-model-or-format", "inspect", "many-gpus-and-tpu-pods", "migrate", "text-encoders"]
+QUICK = ["add-a-model-or-format", "many-gpus-and-tpu-pods", "migrate"]
 
 
 @pytest.mark.parametrize("page", full_except(QUICK, PYTHON))

@@ -86,6 +86,7 @@ def test_accuracy_and_loss_are_scikit_learns_whatever_the_batch() -> None:
         assert found.loss == pytest.approx(log_loss(labels, probabilities, labels=classes), rel=1e-6)
 
 
+@pytest.mark.full
 def test_the_embedded_model_tells_357_of_the_360_held_out_digits() -> None:
     found = embedded()
     assert (round(found.top1 * found.count), found.count, found.skipped, found.unlabelled) == (357, 360, 0, 0)

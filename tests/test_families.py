@@ -22,7 +22,6 @@ from keras_vit.errors import CheckpointError
 from keras_vit.export.server import model_function
 from keras_vit.model.preprocess import is_height_first, prepare, size_before_crop
 from keras_vit.train.planner import plan
-from marks import full_except
 from model_weights import assert_same_bits
 from reference_cases import arrays, distance
 from tiny_models import FAMILIES, built, prepared
@@ -366,7 +365,8 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path: Path) -> None:
 # ---- what every model can do
 
 
-@pytest.mark.parametrize("kind", full_except(["rotary beside learned positions, gated, normed"], FAMILIES))
+@pytest.mark.full
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_models_are_saved_served_and_planned(kind: str, tmp_path: Path) -> None:
     model = built(**FAMILIES[kind])
     images = prepared(model.config)

@@ -11,7 +11,6 @@ import pytest
 from keras_vit import VisionTransformer, digits, export, train
 from keras_vit.export import modes, samples
 from keras_vit.export.verification import difference_cosine
-from marks import full_except
 from outlier_models import images, standardise
 from reference_cases import distance
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared, tiny
@@ -68,7 +67,8 @@ def test_a_server_computes_the_model(kind: str, tmp_path: Path) -> None:
     assert export.saved_model(wide(kind)[0], tmp_path / "vit" / "1").cosine > 1 - 1e-6
 
 
-@pytest.mark.parametrize("kind", full_except(QUICK, KINDS))
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
 def test_twenty_steps_of_a_recipe_lower_the_loss(kind: str) -> None:
     size = {"image_size": 16, "patch_size": 4, "num_layers": 1}
     if kind == "BiT":

@@ -158,6 +158,7 @@ def test_the_command_line_asks_likewise(
 # ---- the table of families
 
 
+@pytest.mark.full
 def test_the_table_of_families_is_the_cards() -> None:
     page = family_table.PAGE.read_text(encoding="utf-8")
     table = page.split(family_table.START)[1].split(family_table.END)[0]

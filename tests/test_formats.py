@@ -114,7 +114,7 @@ def test_the_method_is_the_formats_own_wherever_the_model_goes(format: str, tmp_
 
 
 @pytest.mark.filterwarnings("ignore:keras_vit. .* files do not say:UserWarning")
-@pytest.mark.parametrize("source", ["google", "huggingface", "timm"])
+@pytest.mark.parametrize("source", full_except(["google"], ["google", "huggingface", "timm"]))
 def test_a_file_in_another_format_remembers_the_method_of_its_weights(source: str, tmp_path: Path) -> None:
     path = reference.checkpoint(OF_A_FORMAT[source])
     direct = converters.load(path, image_size=(24, 56))

@@ -36,22 +36,27 @@ def run(out: Path | None = None, *, labels: Any = None, head_start: str = "probe
     return train.run(recipe, model=built(image_size=16, **model), data=arrays(labels), out=out)
 
 
-def test_step_0_is_the_probe_and_a_killed_run_goes_on_from_it(
+def test_step_0_is_the_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run(tmp_path)
+    first, second = zoo.load(tmp_path / "probe"), whole.model
+    assert first.config.feature_parts == second.config.feature_parts
+    begun = [line for line in whole.history if line["step"] == 0]
+    measured = train.evaluate(first, arrays())
+    assert begun[0]["evaluation_accuracy"] == pytest.approx(measured.top1)
+    assert whole.best and whole.best.metrics == whole.metrics and whole.metrics["accuracy"] >= measured.top1
+    assert_same_bits(values(zoo.load(tmp_path / "best.keras")), values(whole.model))
+    assert "step 0 of 2: held-out accuracy" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_killed_run_goes_on_from_the_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def killed(*arguments: Any, **options: Any) -> Any:
         raise SystemExit
 
     whole = run(tmp_path / "whole")
-    first, second = zoo.load(tmp_path / "whole" / "probe"), whole.model
-    assert first.config.feature_parts == second.config.feature_parts
-    begun = [line for line in whole.history if line["step"] == 0]
-    measured = train.evaluate(first, arrays())
-    assert begun[0]["evaluation_accuracy"] == pytest.approx(measured.top1)
-    assert whole.best and whole.best.metrics == whole.metrics and whole.metrics["accuracy"] >= measured.top1
-    assert_same_bits(values(zoo.load(tmp_path / "whole" / "best.keras")), values(whole.model))
     assert_same_bits(values(run().model), values(whole.model))
-    assert "step 0 of 2: held-out accuracy" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(_run, "train", killed)
         with pytest.raises(SystemExit):

@@ -68,6 +68,7 @@ def cut_one(folder: Path, kept: Path) -> tuple[Path, Path]:
     return folder, kept
 
 
+@pytest.mark.full
 def test_every_measure_leaves_a_damaged_image_out_or_refuses_it_if_asked(tmp_path: Path) -> None:
     damaged, kept = cut_one(tmp_path / "damaged", tmp_path / "kept")
     model = built(num_classes=3)

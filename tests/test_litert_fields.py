@@ -140,6 +140,7 @@ def test_a_new_field_of_the_preprocessing_is_refused_for_files_of_pixels(monkeyp
 # ---- models without writers
 
 
+@pytest.mark.full
 def test_the_lines_in_the_error_convert_and_verify_another_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

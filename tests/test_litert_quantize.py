@@ -265,6 +265,7 @@ def test_positions_are_stored_as_the_mode_says_and_added_in_float32(tmp_path):
         assert {tensor.type for tensor in tensors if tensor.name.startswith(b"position/embedding")} == dtypes
 
 
+@pytest.mark.full
 def test_calibration_images_make_dynamic_files_more_exact(digit_files, tmp_path):
     model, source, images, _, calibration = digit_files
     mode, path = modes.load_mode("dynamic"), tmp_path / "out.tflite"

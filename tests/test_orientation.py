@@ -18,7 +18,6 @@ from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
 from keras_vit.train.data import augment, pipeline, sources
 from keras_vit.train.data.split import Order
-from marks import full_except
 
 pytestmark = pytest.mark.filterwarnings("ignore:Corrupt EXIF:UserWarning", "ignore:Truncated File Read:UserWarning")
 samples = pytest.importorskip("sklearn.datasets").load_sample_images()
@@ -154,7 +153,8 @@ def test_an_inception_crop_is_one_of_the_upright_photo() -> None:
             np.testing.assert_array_equal(of_file[2:-2, 2:-2], of_pixels[2:-2, 2:-2], err_msg=str(orientation))
 
 
-@pytest.mark.parametrize("crop", full_except(["inception"], ["inception", "random", "resize", "none"]))
+@pytest.mark.full
+@pytest.mark.parametrize("crop", ["inception", "random", "resize", "none"])
 def test_training_batches_of_turned_photos_are_those_of_upright_ones(photos: Any, crop: str) -> None:
     recipe: Any = SimpleNamespace(
         crop=crop, crop_resize=None, min_area=0.1, flip=True, shift=0.1, randaugment_layers=0, mixup=0.2

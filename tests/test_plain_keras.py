@@ -41,6 +41,7 @@ def test_quantize_is_refused_before_anything_changes() -> None:
         VisionTransformer(tiny(), dtype="int8_from_float32")
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method:UserWarning")  # of Keras
 @pytest.mark.filterwarnings("ignore:Keras' `quantize` is not for keras_vit's:UserWarning")
 def test_in_a_model_around_ours_only_its_own_layers_are_quantized(tmp_path: Path) -> None:

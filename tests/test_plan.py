@@ -33,7 +33,8 @@ from test_parameter_counts import GSAM, OFFICIAL
 from tiny_models import VARIANTS, prepared, tiny
 
 
-@pytest.mark.parametrize("name", full_except(["ViT-Ti_16", "R26+ViT-S_32"], OFFICIAL))
+@pytest.mark.full
+@pytest.mark.parametrize("name", OFFICIAL)
 def test_official_models_have_their_published_number_of_parameters(name: str) -> None:
     at_224, headless, at_384 = OFFICIAL[name]
     assert plan(name, batch_size=1).parameters == at_224

@@ -82,7 +82,8 @@ def test_rounded_pixels_are_pillows_in_either_order(photo: np.ndarray) -> None:
         np.testing.assert_array_equal(got, by_pillow(photo, (97, 301), interpolation))
 
 
-@pytest.mark.parametrize(("seed", "cases"), [(0, 15), pytest.param(1, 2000, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize(("seed", "cases"), [(0, 15), (1, 2000)])
 def test_random_sides_give_pillows_bytes(seed: int, cases: int) -> None:
     random, orders = np.random.default_rng(seed), set()
     signature = [tf.TensorSpec((None, None, 3), tf.uint8), tf.TensorSpec((2,), tf.int32)]

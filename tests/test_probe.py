@@ -88,6 +88,7 @@ def test_a_probe_of_every_family_reads_its_last_blocks(name: str, monkeypatch: p
     assert same == model.config.replace(num_classes=10, representation_size=None)
 
 
+@pytest.mark.full
 def test_a_probe_of_many_images_adds_their_features_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fit(**options: Any) -> train.Result:
         return train.run(recipe, model=tiny(image_size=8, num_layers=1), data=arrays(70, 20), progress=False, **options)

@@ -24,6 +24,7 @@ import yaml
 
 import keras_vit
 from keras_vit import errors
+from marks import full_except
 from package_source import ROOT, TREES
 
 METHODS = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
@@ -157,8 +158,11 @@ def assert_examples_run(chosen: list[PublicName]) -> None:
     assert chosen and {name: told for name, told in failures.items() if told} == {}
 
 
+QUICK = ("ViTConfig", "VisionTransformer", "converters", "zoo")  # parts of the package whose examples take a second
+
+
 @pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize("module", sorted({public.name.split(".")[1] for public in SHOWN}))
+@pytest.mark.parametrize("module", full_except(QUICK, sorted({public.name.split(".")[1] for public in SHOWN})))
 def test_the_public_examples_run(module: str) -> None:
     assert_examples_run([each for each in SHOWN if each.name.split(".")[1] == module and each.name not in SLOW])
 

@@ -224,6 +224,7 @@ def test_the_warm_up_has_each_batch_of_each_signature(saved_digits: Any, saved_b
     assert saved_bfloat16.report.warmup == (1,) and (saved_bfloat16.folder / _saved_model.WARMUP_FILE).exists()
 
 
+@pytest.mark.full
 def test_bfloat16_is_computed_in_bfloat16_and_answers_in_float32(saved_bfloat16: Any) -> None:
     model, folder, report, call = saved_bfloat16
     images = decoded(model)

@@ -60,6 +60,7 @@ def signal_in_micro_batch(number: int, monkeypatch: pytest.MonkeyPatch) -> list[
     return computed
 
 
+@pytest.mark.full
 def test_a_run_stops_between_micro_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from keras_vit.export import exported, modes, samples
 from keras_vit.export.exported import load_exported
 from keras_vit.model.config import Preprocessing
 from litert_graph import read_labels
+from marks import full_except
 from tiny_models import VARIANTS, built, prepared
 
 TFLITE = importlib.import_module("keras_vit.export._tflite")
@@ -48,11 +49,14 @@ def nothing_but(folder: Path, *expected: str) -> bool:
 
 @pytest.mark.parametrize(
     ("mode", "kinds"),
-    [
-        ("none", ("pure", "unpooled", "headless")),
-        ("float16", ("hybrid",)),
-        ("dynamic", ("hybrid", "map")),
-    ],
+    full_except(
+        [("none", ("pure", "unpooled", "headless"))],
+        [
+            ("none", ("pure", "unpooled", "headless")),
+            ("float16", ("hybrid",)),
+            ("dynamic", ("hybrid", "map")),
+        ],
+    ),
 )
 def test_a_file_gives_the_models_logits(tmp_path: Path, kinds: tuple[str, ...], mode: str) -> None:
     path = tmp_path / "tiny.tflite"
@@ -184,6 +188,7 @@ def test_quantized_files_are_smaller(tmp_path: Path) -> None:
     assert sizes["dynamic"] < 0.62 * sizes["float16"] < 0.36 * sizes["none"]
 
 
+@pytest.mark.full
 def test_outliers_are_smoothed_without_calibration_too(tmp_path: Path) -> None:
     model = built(num_layers=2)
     gamma = model.get_layer("block_1").norm1.gamma

@@ -155,7 +155,7 @@ SENTENCES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", full_except(["distilled", "BiT"], SENTENCES))
+@pytest.mark.parametrize("name", full_except(["BiT"], SENTENCES))
 def test_every_kind_of_model_is_shown_and_what_does_not_apply_is_said(name: str, tmp_path: Path) -> None:
     changes, sentences = SENTENCES[name]
     model = built(**changes)
@@ -263,6 +263,7 @@ def test_a_picture_is_shown_as_it_was_before_its_preparation() -> None:
         np.testing.assert_array_equal(undo_preprocessing(model.config, model.preprocess(pixels)[0]), pixels)
 
 
+@pytest.mark.full
 def test_images_are_of_the_size_that_a_page_shows(tmp_path: Path) -> None:
     model = built(image_size=(900, 600), patch_size=150)
     noise = np.random.default_rng(0).integers(0, 256, (900, 600, 3), np.uint8)

@@ -113,7 +113,8 @@ def prototypes() -> Any:
     return zoo.zero_shot_head(encoder, means, [f"digit {n}" for n in range(10)], logit_scale=20)
 
 
-@pytest.mark.parametrize("mode", full_except(["dynamic"], MODES))
+@pytest.mark.full
+@pytest.mark.parametrize("mode", MODES)
 def test_every_mode_holds_it_within_its_thresholds(mode: str, prototypes: Any, tmp_path: Path) -> None:
     data = digits.load()
     report = export.tflite(

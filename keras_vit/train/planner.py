@@ -247,9 +247,14 @@ def plan(
 
 
 @functools.lru_cache(maxsize=64)
+def _sizes(config: ViTConfig) -> dict[str, int]:
+    """Number of values of every variable of a config's model."""
+    return {weight.path: prod(weight.shape) for weight in symbolic_model(config).weights}
+
+
 def _trained(config: ViTConfig, words: tuple[str, ...]) -> tuple[int, bool]:
     """Count the parameters that are trained beside the head, and say whether kernels of blocks are among them."""
-    sizes = {weight.path: prod(weight.shape) for weight in symbolic_model(config).weights}
+    sizes = _sizes(config)
     patterns = {word: GROUPS.get(word, (word,)) for word in words or ("*",)}
     matches = {word: {path for one in own for path in fnmatch.filter(sizes, one)} for word, own in patterns.items()}
     if unused := [word for word, matched in matches.items() if not matched and word != "lora"]:
@@ -314,7 +319,7 @@ def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = Non
 
 def _of_config(recipe: Recipe, config: ViTConfig) -> tuple[str, ...]:
     """Words of train_only that match variables of a config's model, and not those of a head for maps alone."""
-    paths = [weight.path for weight in symbolic_model(config).weights]
+    paths = _sizes(config)
     words = recipe.trained_patterns.items()
     return tuple(word for word, own in words if word == "lora" or any(fnmatch.filter(paths, one) for one in own))
 
