@@ -104,9 +104,11 @@ def _map_outputs(model: keras.Model, images: Any) -> Outputs:
         return {model.task.outputs[0]: model(images, training=False)}
 
 
-def _for_graphs(function: Callable[..., Any], *, gradient: Any = None, **settings: Any) -> Callable[..., Any]:
+def _for_graphs(
+    function: Callable[..., Any], *, gradient: Any = None, back: Any = None, keeps_first: bool = True, **settings: Any
+) -> Callable[..., Any]:
     """Adapt a function of the layers, so that TensorFlow's optimizer joins it to one operator on CPUs."""
-    del gradient  # no graph that is served has one
+    del gradient, back, keeps_first  # no graph that is served has a gradient
     joined: Any = {runtime.add_bias_and_apply: _add_bias_and_apply, runtime.normalize: _normalize}
     return functools.partial(joined.get(function, function), **settings)
 

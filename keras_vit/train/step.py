@@ -280,12 +280,17 @@ def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["ste
 def piece_compiler() -> Compiler:
     """Make a function that compiles a function of tensors and its gradient, once for the same settings.
 
-    Only the inputs of the function are kept for gradient(upstream, *tensors); without one it is computed again.
+    Only the inputs of the function are kept for gradient(upstream, *tensors), with keeps_first=False without the first;
+    without a gradient it is computed again.
     """
 
     @functools.cache
     def compiled(
-        function: Callable[..., Any], *, gradient: Callable[..., Any] | None = None, **settings: Any
+        function: Callable[..., Any],
+        *,
+        gradient: Callable[..., Any] | None = None,
+        keeps_first: bool = True,
+        **settings: Any,
     ) -> Callable[..., Any]:
         bound = functools.partial(function, **settings)
 
@@ -300,7 +305,8 @@ def piece_compiler() -> Compiler:
 
         @tf.custom_gradient
         def with_gradient(*tensors: Any) -> Any:
-            return forward(*tensors), lambda upstream: backward(upstream, *tensors)
+            kept = tensors if keeps_first else tensors[1:]
+            return forward(*tensors), lambda upstream: backward(upstream, *kept)
 
         return with_gradient
 

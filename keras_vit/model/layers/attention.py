@@ -35,7 +35,7 @@ class SplitHeads(keras.layers.EinsumDense):
         self.scale = scale
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return runtime.product_then(self, super().__call__, x, _heads_first, scale=self.scale)
+        return runtime.product_then(self, super().__call__, x, _heads_first, back=_heads_first, scale=self.scale)
 
     def get_config(self) -> dict[str, Any]:
         names = ("num_heads", "head_size", "use_bias", "scale")
@@ -135,7 +135,7 @@ class MultiHeadAttention(BaseLayer):
 
 
 def _heads_first(x: Any, *, scale: float) -> Any:
-    """Turn (batch, tokens, heads, head size) into (batch, heads, tokens, head size), times `scale`."""
+    """Turn (batch, tokens, heads, head size) into (batch, heads, tokens, head size), times `scale`; or the reverse."""
     return _swap_heads_and_tokens(x if scale == 1.0 else x * scale)
 
 

@@ -24,7 +24,7 @@ import keras
 from keras import ops
 
 # (function, **settings) -> a compiled function of tensors that computes function(*tensors, **settings), with gradient.
-# Its gradient is gradient(upstream, *tensors, **settings) if that is given.
+# Its gradient is gradient(upstream, *tensors, **settings) if that is given; keeps_first=False: without the first.
 Compiler: TypeAlias = Callable[..., Callable[..., Any]]
 Observer: TypeAlias = Callable[[str, Any], None]  # takes the path of a layer and its input
 
@@ -169,6 +169,7 @@ def product_then(
     x: Any,
     after: Callable[..., Any] | None = None,
     *,
+    back: Callable[..., Any] | None = None,
     axes: int = 1,
     **options: Any,
 ) -> Any:
@@ -176,18 +177,28 @@ def product_then(
 
     With a compiler, bias and `after` are one program, forward and backward. The layer's kernel begins with the last
     `axes` axes of x, over which it sums. `after` is a function of one tensor at module level, so that it is compiled
-    once; `options` must be hashable.
+    once; `options` must be hashable. If it is linear, back(upstream, **options) is its gradient, and nothing is kept.
     """
-    compiler = settings().compiler
-    if compiler is None:
+    compiler, is_trained = settings().compiler, settings().seeds is not None
+    lora = (layer.lora_kernel_a, layer.lora_kernel_b) if is_trained and getattr(layer, "lora_enabled", False) else ()
+    if compiler is None and not lora:
         return call(x) if after is None else after(call(x), **options)
-    kernel = ops.convert_to_tensor(layer.kernel)  # includes LoRA weights; in the layer's compute dtype
+    kernel = ops.convert_to_tensor(layer._kernel if lora else layer.kernel)  # in the layer's compute dtype
     rows, columns = math.prod(kernel.shape[:axes]), math.prod(kernel.shape[axes:])
     shape = (*x.shape[1:-axes], *kernel.shape[axes:])
-    product = ops.matmul(ops.reshape(x, (-1, rows)), ops.reshape(kernel, (rows, columns)))
+    flat = ops.reshape(x, (-1, rows))
+    product = ops.matmul(flat, ops.reshape(kernel, (rows, columns)))
+    if lora:  # two narrow products: a frozen kernel with the update added would cost its whole gradient
+        down, up = (ops.convert_to_tensor(weight) for weight in lora)
+        narrow = ops.reshape(ops.matmul(flat, ops.reshape(down, (rows, -1))), (-1, up.shape[0]))
+        product += (layer.lora_alpha / layer.lora_rank) * ops.reshape(ops.matmul(narrow, up), (-1, columns))
     bias = () if layer.bias is None else (ops.reshape(layer.bias, (columns,)),)
     if after is None:
         return ops.reshape(ops.add(product, *bias) if bias else product, (-1, *shape))
+    if compiler is None:
+        return add_bias_and_apply(product, *bias, after=after, shape=shape, **options)
+    if back is not None:
+        options |= {"gradient": _linear_gradient, "keeps_first": False, "back": back}
     return compiler(add_bias_and_apply, after=after, shape=shape, **options)(product, *bias)
 
 
@@ -205,14 +216,13 @@ def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | Non
     @ops.custom_gradient
     def attended(query: Any, key: Any, value: Any, *more: Any) -> Any:
         weights = attention_weights(query, key, *more)
-        mixed = ops.matmul(weights, value)
 
         def gradient(upstream: Any) -> tuple[Any, ...]:
-            d_scores = softmax_gradient(weights, ops.matmul(upstream, _transposed(value)), mixed, upstream)
+            d_scores = softmax_gradient(weights, ops.matmul(upstream, _transposed(value)))
             d_key, d_value = ops.matmul(_transposed(d_scores), query), ops.matmul(_transposed(weights), upstream)
             return ops.matmul(d_scores, key), d_key, d_value, *[d_scores] * len(more)
 
-        return mixed, gradient
+        return ops.matmul(weights, value), gradient
 
     return attended(query, key, value, *more)
 
@@ -236,10 +246,9 @@ def layer_norm(layer: keras.layers.LayerNormalization, call: Callable[[Any], Any
     return compiled(x, layer.gamma, layer.beta)
 
 
-def _softmax_gradient(weights: Any, d_weights: Any, mixed: Any, upstream: Any) -> Any:
-    # The sum of weights * d_weights over the keys is that of mixed * upstream over the channels, which are fewer.
-    w, d_w, m, u = _widened(weights, d_weights, mixed, upstream)
-    return ops.cast(w * (d_w - ops.matmul(m * u, ops.ones((m.shape[-1], 1), m.dtype))), weights.dtype)
+def _softmax_gradient(weights: Any, d_weights: Any) -> Any:
+    w, d_w = _widened(weights, d_weights)
+    return ops.cast(w * (d_w - ops.matmul(w * d_w, ops.ones((w.shape[-1], 1), w.dtype))), weights.dtype)
 
 
 def normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
@@ -276,8 +285,20 @@ def _widened(*tensors: Any) -> list[Any]:
 
 
 def add_bias_and_apply(
-    product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], **options: Any
+    product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], back: Any = None, **options: Any
 ) -> Any:
     """Compute after(product + bias) in the given shape of one example, in at least float32."""
+    del back
     x = functools.reduce(ops.add, _widened(product, *bias))
     return ops.cast(after(ops.reshape(x, (-1, *shape)), **options), product.dtype)
+
+
+def _linear_gradient(
+    upstream: Any, *bias: Any, after: Any, shape: tuple[int, ...], back: Callable[..., Any], **options: Any
+) -> tuple[Any, ...]:
+    del after, shape
+    [wide] = _widened(upstream)
+    wide = back(wide, **options)
+    flat = ops.reshape(wide, (-1, math.prod(wide.shape[2:])))
+    sums = [ops.sum(flat, axis=0)] if bias else []
+    return tuple(ops.cast(gradient, upstream.dtype) for gradient in (flat, *sums))
