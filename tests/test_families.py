@@ -301,6 +301,16 @@ def test_metas_own_names_of_dinov2_are_read(tmp_path: Path) -> None:
     want = np.concatenate(read, axis=1) @ head["weight"].T + head["bias"]
     assert distance(np.asarray(model(images)), want) < 1e-5  # measured: 3e-7
     assert (model.config.classifier, model.config.token_blocks, model.config.mean_blocks) == ("token_gap", 4, 1)
+    written = load_file(converters.save(model, tmp_path / "written.safetensors", format="meta_dinov2"))
+    again = {f"linear_head.{name}": array for name, array in head.items()} | together
+    again["backbone.mask_token"] = np.zeros((1, 32), np.float32)  # for training alone: it is not kept
+    assert written.keys() == again.keys()
+    assert all(
+        np.array_equal(written[name], array)
+        for name, array in again.items()
+        if name.split(".")[1] not in ("pos_embed", "cls_token")
+    )
+    np.testing.assert_array_equal(converters.load(tmp_path / "written.safetensors")(images), model(images))
 
 
 def test_rotary_positions_are_not_guessed(tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     nonzero = [name for name in values if name not in plan.sources and np.any(as_array(values[name]))]
     if nonzero:
         raise CheckpointError(f"The {table.format} format has no place for {nonzero}, unless they are zero")
-    tensors: Iterable[tuple[str, Any]] = collect(values, plan.sources, table)
+    unused = ((name, np.zeros((1, config.hidden_size), "f4")) for name in table.unused_tensors(config.to_dict()))
+    tensors: Iterable[tuple[str, Any]] = itertools.chain(collect(values, plan.sources, table), unused)
     if table.layout == "keras":  # the torch formats' own readers refuse unknown tensors
         config = model.config
         own = ((OWN_PREFIX + name, as_array(variables[name])) for name in moved)
@@ -241,7 +242,8 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     unstated = {name: value for name, value in told_size.items() if name not in json_fields}
     read_back = infer(shapes, table, KnownFields(row_fields=rows, json_fields=json_fields, caller_fields=unstated))
     inexact = _compare(config, read_back, table)
-    if table.find_prefix(source.tensor for source in sources.values()) is None:
+    names = [*(source.tensor for source in sources.values()), *table.unused_tensors(config.to_dict())]
+    if table.find_prefix(names) is None:
         raise CheckpointError(
             f"Files in {table.format} format are recognised by {list(table.detect)} without any of "
             f"{list(table.detect_absent)}. The model's file would not be"

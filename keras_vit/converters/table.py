@@ -43,6 +43,9 @@ class TensorNames:
     head_prefix: str = ""  # written before every name except the head's, if the model has a head
     ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
     ignore: tuple[str, ...] = ()  # patterns of tensors that are not part of the model
+    unused: tuple[
+        str, ...
+    ] = ()  # some of these, of shape (1, hidden_size), that other readers expect: written as zeros
     other_parts: tuple[str, ...] = ()  # patterns of tensors of a text tower or a decoder, which users are told about
     renumber: tuple[str, ...] = ()  # modules whose children are numbered together or class by class
     # Part of a name, in which # is any number -> its replacement, in which # is the last of these.
@@ -134,6 +137,7 @@ class _File(TypedDict):
     detect: list[str]
     prefixes: NotRequired[list[str]]
     ignore: NotRequired[list[str]]
+    unused: NotRequired[list[str]]
     other_parts: NotRequired[list[str]]
     detect_absent: NotRequired[list[str]]
     beside: NotRequired[list[str]]
@@ -269,10 +273,16 @@ class Table:
         for row in self.rows:
             found = pattern(row.variable).fullmatch(variable)
             if found and all(lookup(config, name) == value for name, value in row.only_if):
-                prefix = self.names.write_prefix + (self.names.head_prefix if config.get("num_classes") else "")
-                prefix = "" if row.tensor.startswith("/") else prefix
+                prefix = "" if row.tensor.startswith("/") else self._write_prefix(config)
                 return Source(prefix + fill(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
         return None
+
+    def unused_tensors(self, config: Mapping[str, Any]) -> list[str]:
+        """Names of the tensors of zeros in the file of a model with this config."""
+        return [self._write_prefix(config) + name for name in self.names.unused]
+
+    def _write_prefix(self, config: Mapping[str, Any]) -> str:
+        return self.names.write_prefix + (self.names.head_prefix if config.get("num_classes") else "")
 
     def implied(self, variables: Container[str]) -> dict[str, Any]:
         """Look up the fields that a file with these variables implies, `defaults` apart."""
