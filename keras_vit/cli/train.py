@@ -206,6 +206,9 @@ def plan(
     precision: Annotated[str, Option(help="float32 or mixed_bfloat16.")] = "float32",
     remat: Annotated[bool, Option("--remat", help="Recompute blocks in the backward pass.")] = False,
     ema: Annotated[bool, Option("--ema", help="Keep a moving average of the weights.")] = False,
+    train_only: Annotated[
+        list[str] | None, Option(help="norms, biases, lora or a pattern of paths: trained beside the head. Repeatable.")
+    ] = None,
     peak_tflops: Annotated[float | None, Option(help="Peak of one device: adds an estimate of the time.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -223,6 +226,7 @@ def plan(
             precision=precision,
             remat=remat,
             ema=ema,
+            train_only=train_only or (),
             peak_tflops=peak_tflops,
         )
     options.print_result(dataclasses.replace(planned, name=found.resolved.name or Path(model).name), as_json)
