@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_vit._util.checks import is_count
+from keras_vit._util.checks import is_count, pair
 from keras_vit._util.files import MAX_JSON_BYTES, parse_object, replacing
 from keras_vit._util.text import warn
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
+# A config.json may differ from the tensors in these: how the head pools, and which head it is.
+_NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
 # Keys that keras_vit adds to the files it writes: who wrote it, and which file of weights it describes.
 _WRITTEN_BY, _WEIGHTS = "written_by", "weights"
 
@@ -216,3 +218,26 @@ def sides_of(shape: Any, first: int) -> list[int]:
     if len(shape) != 3:
         raise ValueError("a shape has three axes")
     return [shape[first], shape[first + 1]]
+
+
+def check_json(json_fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise if a config.json contradicts the tensors: then neither can be trusted."""
+    wrong = []
+    for name in set(known) & set(json_fields) - _NOT_COMPARED:
+        try:
+            stated = pair(json_fields[name], name) if name == "patch_size" else json_fields[name]
+        except ValueError as error:
+            raise CheckpointError(f"has a config.json in which {error}") from error
+        if stated != known[name]:
+            wrong.append(f"{name} {stated!r:.80} where the tensors have {known[name]!r}")
+    if wrong:
+        raise CheckpointError(f"has a config.json that says {'; '.join(sorted(wrong))}")
+
+
+def fitting_labels(labels: Any, num_classes: int) -> str | tuple[str, ...] | None:
+    """Return the names of classes in a config.json if there is one for each class."""
+    if labels is None or isinstance(labels, str):
+        return labels
+    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"labels are texts. Received: {labels!r:.200}")
+    return tuple(labels) if len(labels) == num_classes else None

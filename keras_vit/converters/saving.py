@@ -23,7 +23,6 @@ from keras_vit.converters.source import (
     KnownFields,
     Shapes,
     infer,
-    read_features,
     tensor_fields,
 )
 from keras_vit.converters.table import (
@@ -39,6 +38,7 @@ from keras_vit.converters.table import (
     formats,
     load_table,
     lookup,
+    read_features,
     without_leading_ones,
 )
 from keras_vit.errors import CheckpointError
@@ -231,7 +231,8 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     json_fields = table.json.read(json_values) if table.json and json_values else {}
     # A reader is told what only a config.json or the note in the file states.
     asked = {"num_heads", *table.required, *({"position_prefix", "classifier"} & json_fields.keys())}
-    told = {name: getattr(config, name) for name in sorted(asked - set(table.config))}
+    asked = asked - set(table.config) | set(table.asked_for(config.to_dict()))
+    told = {name: getattr(config, name) for name in sorted(asked)}
     told_size = {**told, "image_size": config.image_size}
     missing = (json_fields.keys() - tensor_fields(shapes).keys()) | told.keys() if table.layout == "torch" else set()
     try:

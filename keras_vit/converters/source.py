@@ -2,18 +2,17 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util import files
-from keras_vit._util.checks import pair
-from keras_vit.converters.config_json import read_beside
+from keras_vit._util.text import warn
+from keras_vit.converters.config_json import check_json, fitting_labels, read_beside
 from keras_vit.converters.containers import (
     Container,
     find_weights,
@@ -22,7 +21,15 @@ from keras_vit.converters.containers import (
     open_files,
     read_keras_config,
 )
-from keras_vit.converters.table import MAX_LAYERS, MatchedTensors, Table, fields_of_rows, formats, load_table
+from keras_vit.converters.table import (
+    MAX_LAYERS,
+    MatchedTensors,
+    Table,
+    fields_of_rows,
+    formats,
+    load_table,
+    read_features,
+)
 from keras_vit.errors import CheckpointError as CheckpointError
 from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
 
@@ -47,8 +54,6 @@ _REQUIRED = {
 }
 _TOKEN_KERNEL = "block_0/token_mlp/dense1/kernel"  # (tokens, tokens_mlp_dim)
 _LAYER_SCALE = 1e-5  # the usual initial value; no file states it
-# A config.json may differ from the tensors in these: how the head pools, and which head it is.
-_NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,13 @@ class KnownFields:
     json_fields: Mapping[str, Any] = field(default_factory=dict)  # stated in its config.json
     recorded_fields: Mapping[str, Any] = field(default_factory=dict)  # noted by keras_vit, if it wrote the file
     caller_fields: Mapping[str, Any] = field(default_factory=dict)  # stated by the caller
-    num_heads: int | None = None  # of the architecture that the caller expects; used if nothing else states it
+    expected: Mapping[str, Any] = field(default_factory=dict)  # of the caller's architecture; if nothing else states it
     image_size: Any = None  # that the caller wants; used for files that do not state their own
+
+    @property
+    def is_described(self) -> bool:
+        """Whether a config.json or a note says what the tensors do not."""
+        return bool(self.json_fields or self.recorded_fields)
 
 
 class Checkpoint(NamedTuple):
@@ -84,13 +94,13 @@ def open_checkpoint(
     *,
     facts: Mapping[str, Any] | None = None,
     format: str | os.PathLike[str] | None = None,
-    num_heads: int | None = None,
+    expected: Mapping[str, Any] | None = None,
     wanted_size: Any = None,
 ) -> Iterator[Checkpoint]:
     """Open a checkpoint, a file or a folder with the weights and a config.json, for a `with` statement.
 
-    `facts` are fields of ViTConfig that the file cannot state. `num_heads` (of the architecture the caller expects) and
-    `wanted_size` (the image size the caller wants) are used only where nothing else states them.
+    `facts` are fields of ViTConfig that the file cannot state. `expected` (fields of the architecture that the caller
+    expects) and `wanted_size` (the image size the caller wants) are used only where nothing else states them.
     """
     file = find_weights(path)
     with open_files(file) as container:
@@ -105,10 +115,11 @@ def open_checkpoint(
                 json_fields={} if table.json is None else read_beside(file, table.json),
                 recorded_fields=read_note(container.metadata),
                 caller_fields=facts or {},
-                num_heads=num_heads,
+                expected=expected or {},
                 image_size=wanted_size,
             )
             config = infer(tensors.shapes, table, known_fields)
+            _warn_assumed(file, table, config, known_fields)
             is_size_given = wanted_size is not None or "image_size" in known_fields.caller_fields
             check_size(container, config, is_size_given=is_size_given)
         except CheckpointError as error:
@@ -178,14 +189,17 @@ def _all_fields(shapes: Shapes, table: Table, known_fields: KnownFields) -> dict
         own["layer_scale"] = json_fields.get("layer_scale", own["layer_scale"])
     stated = {name: value for name, value in json_fields.items() if name not in own or name == "classifier"}
     stated |= {**known_fields.row_fields, **known_fields.recorded_fields, **known_fields.caller_fields}
-    check_required(table, stated)
     fields = _merge_fields(table.defaults, table.implied(shapes), own, stated)
-    fields["num_heads"] = find_num_heads(shapes, table, stated.get("num_heads"), known_fields.num_heads)
+    asked = [*table.required, *(() if known_fields.is_described else table.asked_for(fields))]
+    expected = {name: value for name, value in known_fields.expected.items() if name not in stated}
+    check_required(table, {**expected, **stated}, asked)
+    fields |= {name: expected[name] for name in asked if name in expected}
+    fields["num_heads"] = find_num_heads(shapes, table, stated.get("num_heads"), expected.get("num_heads"))
     fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=is_resnet or bool(stated.get("resnet")))
     if is_resnet and "hidden_size" not in stated:
         fields["hidden_size"] = fields["resnet"].channels
     fields["classifier"] = _classifier(fields, is_stated="classifier" in stated)
-    fields["labels"] = _labels(fields.get("labels"), fields["num_classes"])
+    fields["labels"] = fitting_labels(fields.get("labels"), fields["num_classes"])
     fields["position_prefix"] = _position_prefix(shapes, fields)
     fields["image_size"] = _image_size(shapes, fields, known_fields.image_size)
     return fields
@@ -218,33 +232,22 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-@functools.cache
-def read_features() -> dict[str, Any]:
-    """Read converters/features.toml: how the variables of a model show its config."""
-    return files.read_toml(files.data_folder("converters") / "features.toml")
-
-
-def check_json(json_fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise if a config.json contradicts the tensors: then neither can be trusted."""
-    wrong = []
-    for name in set(known) & set(json_fields) - _NOT_COMPARED:
-        try:
-            stated = pair(json_fields[name], name) if name == "patch_size" else json_fields[name]
-        except ValueError as error:
-            raise CheckpointError(f"has a config.json in which {error}") from error
-        if stated != known[name]:
-            wrong.append(f"{name} {stated!r:.80} where the tensors have {known[name]!r}")
-    if wrong:
-        raise CheckpointError(f"has a config.json that says {'; '.join(sorted(wrong))}")
-
-
-def check_required(table: Table, stated: Mapping[str, Any]) -> None:
+def check_required(table: Table, stated: Mapping[str, Any], asked: Sequence[str]) -> None:
     """Raise if neither a config.json nor the caller states a field that the tensors of a format do not tell."""
-    if unknown := [name for name in table.required if name not in stated]:
+    if unknown := list(dict.fromkeys(name for name in asked if name not in stated)):
+        pairs = ", ".join(f"'{name}': ..." for name in unknown)
         raise CheckpointError(
             f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
-            f"does: pass config={{'{unknown[0]}': ...}} (--config {unknown[0]}=...)"
+            f"does: pass config={{{pairs}}} ({' '.join(f'--config {name}=...' for name in unknown)})"
         )
+
+
+def _warn_assumed(file: Path, table: Table, config: ViTConfig, known_fields: KnownFields) -> None:
+    """Warn of fields that no tensor and nobody states, and that most files of a format have in common."""
+    names = [name for name in table.assumed if name not in {**known_fields.caller_fields, **known_fields.expected}]
+    if names and not known_fields.is_described:
+        values = ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
+        warn(f"keras_vit: {file} has no config.json: {values} is assumed, as most {table.format} files have it")
 
 
 def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,14 +311,6 @@ def _classifier(fields: Mapping[str, Any], *, is_stated: bool) -> str:
             "pass config={'classifier': 'token' or 'gap'} (--config classifier=gap)"
         )
     return "token_unpooled" if classifier == "unpooled" and fields["class_token"] else classifier
-
-
-def _labels(labels: Any, num_classes: int) -> str | tuple[str, ...] | None:
-    if labels is None or isinstance(labels, str):
-        return labels
-    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
-        raise ValueError(f"labels are texts. Received: {labels!r:.200}")
-    return tuple(labels) if len(labels) == num_classes else None
 
 
 def _position_prefix(shapes: Shapes, fields: Mapping[str, Any]) -> bool:
@@ -428,8 +423,11 @@ def read_config(
     """
     file = find_weights(path)
     if not is_keras_file(file):
-        expected: dict[str, Any] = {"num_heads": num_heads, "wanted_size": image_size}
-        with open_checkpoint(file, facts=to_facts(config), format=format, **expected) as checkpoint:
+        wanted: dict[str, Any] = {
+            "expected": {"num_heads": num_heads} if num_heads else None,
+            "wanted_size": image_size,
+        }
+        with open_checkpoint(file, facts=to_facts(config), format=format, **wanted) as checkpoint:
             return checkpoint.written
     check_keras_facts(config=config, format=format)
     with keras_errors(file):

@@ -143,6 +143,8 @@ class _File(TypedDict):
     beside: NotRequired[list[str]]
     renumber: NotRequired[list[str]]
     required: NotRequired[list[str]]
+    asks: NotRequired[list[dict[str, Any]]]
+    assumed: NotRequired[list[str]]
     zeros: NotRequired[list[str]]
     spelled: NotRequired[dict[str, str]]
     stacked: NotRequired[dict[str, str]]
@@ -212,6 +214,9 @@ class Table:
     without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # variable -> fields its absence implies
     zeros: tuple[str, ...] = ()  # variables that are zero where a file has no tensor for them
     required: tuple[str, ...] = ()  # fields that config.json or the caller must state
+    # Without a config.json: fields that the caller must state of files with some values, and those that are assumed.
+    asks: tuple[Mapping[str, Any], ...] = ()
+    assumed: tuple[str, ...] = ()
     refused: tuple[Mapping[str, Any], ...] = ()  # combinations of values that the format cannot hold
     json: JsonConfig | None = None  # None for a format without a config.json
     writable: bool = True
@@ -291,6 +296,15 @@ class Table:
             if variable not in variables:
                 fields |= implied
         return fields
+
+    def asked_for(self, fields: Mapping[str, Any]) -> list[str]:
+        """List the fields that a caller must state of a file with these fields and without a config.json."""
+        found = []
+        for rule in self.asks:
+            values = {name: value for name, value in rule.items() if name != "fields"}
+            if all(fields.get(name) == value for name, value in values.items()):
+                found += rule["fields"]
+        return found
 
     def is_zero_without_tensor(self, variable: str) -> bool:
         """Whether a variable is zero in files that have no tensor for it."""
@@ -474,3 +488,9 @@ def _row(variable: str, text: str) -> Row:
     if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:
         raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r:.200}")
     return Row(variable, tensor, **options)
+
+
+@functools.cache
+def read_features() -> dict[str, Any]:
+    """Read converters/features.toml: how the variables of a model show its config."""
+    return files.read_toml(files.data_folder("converters") / "features.toml")

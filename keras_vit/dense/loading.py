@@ -370,7 +370,7 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
     known_fields = source.KnownFields(
         row_fields=fields_of_rows(tensor.row for tensor in tensors.sources.values()),
         json_fields=_json_fields(values, own, table),
-        num_heads=heads or None,
+        expected={"num_heads": heads} if heads else {},
     )
     config = source.infer(
         {path: shape for path, shape in shapes.items() if not path.startswith(_HEAD_VARIABLES)}, table, known_fields

@@ -247,7 +247,7 @@ def load_resolved(
         model = converters.load(path, dtype=dtype)
         _check_architecture(path, model.config, expected)
         return model.with_config(model.config.replace(**changes)) if changes else model
-    with open_checkpoint(path, num_heads=expected.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
+    with open_checkpoint(path, expected=vars(expected), wanted_size=changes.get("image_size")) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
         unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes))
         return build(checkpoint, {**unstated, **changes}, dtype=dtype)
