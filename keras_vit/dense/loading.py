@@ -77,6 +77,45 @@ def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: 
     return {**fields, "activation": "sigmoid", "max_depth": float(values.get("max_depth", 1))}
 
 
+def read_eomt(container: Container, values: Mapping[str, Any]) -> Fields:
+    """Check an EoMT's config.json and what masks its attention; return the config.json with its class's defaults.
+
+    Source: transformers, models/eomt and models/eomt_dinov3.
+    """
+    _check_value(values, "hidden_act", ("gelu", None))  # of the head too
+    rotary = values.get("rope_parameters") or {}
+    _check_value(rotary, "rope_type", ("default", None))
+    if "attn_mask_probs" not in container.headers or (container.read("attn_mask_probs") > 0).any():
+        raise CheckpointError(
+            "is read only with attn_mask_probs of 0, as at the end of a training: blocks mask their attention otherwise. "
+            f"Received: {container.read('attn_mask_probs') if 'attn_mask_probs' in container.headers else 'none'}"
+        )
+    blocks = container.headers["attn_mask_probs"].shape[0]
+    _check_value(values, "num_blocks", (blocks, None))
+    usual = {"layer_norm_eps": 1e-6, "num_attention_heads": 16, "image_size": 640, "num_blocks": blocks}
+    return {**usual, **rotary, **values}
+
+
+def eomt_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, Fields]:
+    """Read the fields of Preprocessing and of a MapConfig from a preprocessor_config.json (EomtImageProcessor)."""
+    path = folder / "preprocessor_config.json"
+    values: Fields = read_object(path) if path.is_file() else {}
+    for key in ("do_resize", "do_rescale", "do_normalize"):
+        _check_value(values, key, (True, None))
+    _check_value(values, "rescale_factor", (1 / 255, None))
+    _check_value(values, "resample", (2, None))  # Pillow's bilinear
+    is_split = bool(values.get("do_split_image", False))
+    sides = {"shortest_edge": size[0], "longest_edge": None if is_split else size[0]}
+    stated = values.get("size") or sides
+    if size[0] != size[1] or not isinstance(stated, Mapping) or {**dict.fromkeys(sides), **stated} != sides:
+        raise CheckpointError(
+            f"is read only with a preprocessor_config.json whose size is {sides}, as its config.json has image_size="
+            f"{size} and do_split_image is {is_split}. Received: {str(stated):.200}"
+        )
+    means = {name: tuple(values.get(f"image_{name}", usual)) for name, usual in IMAGENET.items()}
+    return {**PILLOW_BICUBIC, "interpolation": "bilinear", **means}, {"framing": "windows" if is_split else "fit"}
+
+
 def bit_config(stated: Any) -> ResNetConfig:
     """Read the config of a hybrid's BiT beside its tensors (transformers, models/bit and models/dpt)."""
     usual: Fields = {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True}
@@ -216,9 +255,15 @@ _BACKBONES = {
     "dpt.": ("huggingface", None),
     "pretrained.": ("meta_dinov2", None),
 }
+# Kind of an EoMT -> the table of its backbone, and how this spells the names of blocks.
+_EOMT = {
+    "eomt": ("huggingface_dinov2_registers", {"layers.": "encoder.layer."}),
+    "eomt_dinov3": ("huggingface_dinov3", {"layers.": "layer."}),
+}
 _HEAD_SIZE = 64  # width of an attention head in every published DINOv2
 _DEFAULT_HEADS = 12  # Dinov2Config's default, which a nested config omits
-_HEAD_VARIABLES = ("readout_", "reassemble_", "resize_", "neck_", "fusion_", "map_")  # starts of the head's variables
+# Starts of the head's variables.
+_HEAD_VARIABLES = ("readout_", "reassemble_", "resize_", "neck_", "fusion_", "map_", "queries/", "mask_", "upscale_", "class_logits/")
 _UNUSED_VARIABLES = ("fusion_0_unit1",)  # files have it, but nothing is added to the coarsest map
 # Tensor of an unsupported model -> the model.
 _UNSUPPORTED = {
@@ -249,7 +294,7 @@ def load(
     | path | model |
     |---|---|
     | a name of `cards()` | published models on the Hugging Face Hub, which are downloaded once |
-    | Hugging Face folder | DPT on a ViT, a hybrid or DINOv2, Depth Anything V1 and V2 (relative and metric) |
+    | Hugging Face folder | DPT on a ViT, a hybrid or DINOv2, Depth Anything V1 and V2 (relative and metric), EoMT |
     | `depth_anything_*.pth` | Depth Anything V1 and V2, relative and metric |
     | `dinov2_*_head.pth` with a backbone | DINOv2's segmentation and depth heads (not Mask2Former) |
     | `.keras` | a DenseModel that was saved by `model.save` |
@@ -266,7 +311,8 @@ def load(
 
     Returns:
         The model: prepared images -> float32 depth (batch, rows, columns) or logits (batch, rows, columns, classes), at
-        the size that the official head returns.
+        the size that the official head returns. An EoMT returns a dict: class_logits (batch, queries, classes + 1), of
+        which the last is "none", and mask_logits (batch, rows, columns, queries).
 
     Raises:
         CheckpointError: the file is damaged, malicious, of another model, or does not fit the backbone.
@@ -294,6 +340,8 @@ def load(
         head = _find_head_table(container)
         prefix = next((start for start in _BACKBONES if any(name.startswith(start) for name in container.headers)), "")
         try:
+            if head.format == "eomt":
+                return _load_eomt(container, head)
             if not prefix:
                 return _load_head(container, head, backbone, stated)
             if backbone is not None:
@@ -389,6 +437,48 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
     config = config.replace(classifier="gap", num_classes=0, preprocessing=Preprocessing(**preparation))
     with layers.uninitialized():
         model = DenseModel(VisionTransformer(config), MapConfig(**{**fields, **stated}))
+    _assign(source.Checkpoint(container, table, tensors, config), model, reads_backbone=True)
+    return model
+
+
+def _load_eomt(container: Container, head: Table) -> DenseModel:
+    """Load an EoMT, whose last blocks belong to the head."""
+    folder = container.path.parent
+    stated = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    _check_value(stated, "model_type", tuple(_EOMT))
+    name, spelled = _EOMT[stated["model_type"]]
+    table = _add_head_rows(load_table(name), "", head)
+    table = dataclasses.replace(table, names=dataclasses.replace(table.names, spelled=spelled))
+    tensors = table.match(container.headers)
+    values, shapes = read_eomt(container, stated), tensors.shapes
+    known_fields = source.KnownFields(
+        row_fields=fields_of_rows(tensor.row for tensor in tensors.sources.values()),
+        json_fields=_json_fields(values, values, table),
+    )
+    config = source.infer(
+        {path: shape for path, shape in shapes.items() if not path.startswith(_HEAD_VARIABLES)}, table, known_fields
+    )
+    source.check_size(container, config)
+    blocks, last = values["num_blocks"], config.num_layers - values["num_blocks"] - 1
+    if last < 0:
+        raise CheckpointError(f"is read only with blocks in front of the {blocks} that see its queries. Received: none")
+    preparation, framing = eomt_processor(folder, config.size)
+    config = config.replace(
+        num_layers=last + 1, classifier="gap", num_classes=0, preprocessing=Preprocessing(**preparation)
+    )
+    fields = MapConfig(
+        kind="queries",
+        output="segments",
+        blocks=(last,),
+        num_queries=container.headers["query.weight"].shape[0],
+        query_blocks=blocks,
+        num_classes=shapes["class_logits/kernel"][-1] - 1,
+        upsample=2 ** len({path.split("/")[0] for path in shapes if path.endswith("_cells/kernel")}),
+        labels=known_fields.json_fields.get("labels"),
+        **framing,
+    )
+    with layers.uninitialized():
+        model = DenseModel(VisionTransformer(config), fields)
     _assign(source.Checkpoint(container, table, tensors, config), model, reads_backbone=True)
     return model
 
