@@ -466,7 +466,8 @@ def _row(variable: str, text: str) -> Row:
             case _:
                 raise ValueError(
                     f"{variable}: the steps are 'part K of N', 'rank N', 'if FIELD = VALUE', 'unless TENSOR', "
-                    f"'beside TENSOR', 'twice TENSOR', 'untransposed', 'depthwise', 'fold class row'. Received: {step!r:.200}"
+                    "'beside TENSOR', 'twice TENSOR', 'untransposed', 'depthwise', 'fold class row'. "
+                    f"Received: {step!r:.200}"
                 )
     if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:
         raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r:.200}")

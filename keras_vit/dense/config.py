@@ -32,8 +32,8 @@ class MapConfig(Group):
     """A head that returns a map for every image. Frozen.
 
     Args:
-        kind: "linear", a dense layer for every cell, "dpt", the decoder of DPT (arXiv 2103.13413), or "queries", that of EoMT
-            (arXiv 2503.19108).
+        kind: "linear", a dense layer for every cell, "dpt", the decoder of DPT (arXiv 2103.13413), or "queries", the
+            learned tokens of EoMT (arXiv 2503.19108).
         output: "classes" for logits of `num_classes`, "depth" for one number, "segments" for masks with a class each.
         blocks: numbers of the backbone's blocks whose tokens are read, from 0; four for "dpt", which takes the map of a
             stage of a hybrid's ResNet, such as "stage_1", as it is.
@@ -62,7 +62,7 @@ class MapConfig(Group):
         framing: how `predict_maps` brings an image to the model: "squash" to `size`, "keep" the aspect ratio and change
             the scale least (Hugging Face), "least" to sides of at least `size`, "short" to a shorter side of that, or
             "none". Sides are rounded to `multiple`; with "short" and "none" zeros are added around the image instead.
-            For "queries": "fit" into the model's square, black below or to the right, or "windows" of it along the image.
+            For "queries": "fit" into the model's square, black below or at the right, or "windows" of it.
         size: (height, width) in pixels for `framing`; None for the model's own.
         multiple: see `framing`.
         result: interpolation of a map to its image's size: "bilinear", "bilinear-corners" (the centres of the corners
@@ -125,7 +125,7 @@ class MapConfig(Group):
             )
         if is_queries and (self.upsample.bit_count() != 1 or not self.query_blocks or len(self.blocks) != 1):
             yield (
-                "kind='queries' needs upsample = a power of two, query_blocks >= 1, and the backbone's last block alone. "
+                "kind='queries' needs upsample = a power of two, query_blocks >= 1, and one number in blocks. "
                 f"Received: {self.upsample}, {self.query_blocks} and {self.blocks}"
             )
         if not 0 < len(self.blocks) <= MOST_BLOCKS:

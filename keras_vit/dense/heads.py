@@ -156,9 +156,8 @@ class MapHead:
             up = keras.layers.Conv2DTranspose(
                 config.hidden_size, 2, 2, activation=gelu, name=f"upscale_{i}", **self.options
             )
-            cells = keras.layers.DepthwiseConv2D(
-                3, padding="same", use_bias=False, name=f"upscale_{i}_cells", data_format="channels_last", **self.options
-            )
+            options = {"use_bias": False, "name": f"upscale_{i}_cells", **self.options}
+            cells = keras.layers.DepthwiseConv2D(3, padding="same", data_format="channels_last", **options)
             maps = LayerNormalization(epsilon=1e-6, name=f"upscale_{i}_norm", **self.options)(cells(up(maps)))
         masks = MaskLogits(name="mask_logits", dtype=self.output_dtype)(queries, maps)
         return {"class_logits": classes, "mask_logits": masks}
