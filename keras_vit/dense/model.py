@@ -17,7 +17,6 @@ from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks, last_bloc
 from keras_vit.dense.heads import MapHead
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.dense.segments import (
-    SEGMENT_TASKS,
     Row,
     SegmentMap,
     Segments,
@@ -26,6 +25,7 @@ from keras_vit.dense.segments import (
     describe,
     find_segments,
     fitted_size,
+    segment_task,
     windows,
 )
 from keras_vit.model import preprocess
@@ -265,11 +265,7 @@ class DenseModel(keras.Model):
         """
         if self.head.output != "segments":
             raise ValueError(f"predict_segments needs a model with queries, an EoMT. Received: {self.task.NAME}")
-        has_windows = self.head.framing == "windows"
-        chosen = task or ("semantic" if has_windows else "panoptic")
-        one_of("task", chosen, SEGMENT_TASKS)
-        if has_windows and chosen != "semantic":
-            raise ValueError(f"task must be 'semantic' for a model that reads windows of an image. Received: {task!r}")
+        chosen = segment_task(task, self.head.framing)
         found = []
         for image in single_images(images):
             [pixels] = to_arrays(image, self.config.num_channels)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from keras_vit._util.checks import one_of
 from keras_vit.model.maps import resize_axis
 from keras_vit.model.task import Classification, Labels, Task, Tensors, sigmoid, softmax
 
@@ -19,7 +20,6 @@ SEGMENT_TASKS = ("panoptic", "instance", "semantic")
 MASK_THRESHOLD = 0.5  # least probability of a pixel of a mask
 OVERLAP_THRESHOLD = 0.8  # a mask of which less is left beside the others is no segment
 SAME_IOU = 0.5  # above which two segments of a class are the same, as in the panoptic quality (arXiv 1801.00868)
-NOT_TRAINED = "An EoMT is neither trained nor evaluated by keras_vit: train it with its own code, and load the result"
 
 Size = tuple[int, int]  # height, width
 Row = tuple[int, float | None]  # class, score
@@ -56,6 +56,15 @@ class Window(NamedTuple):
     pixels: np.ndarray
     classes: np.ndarray = np.zeros(0)  # logits (queries, classes + 1)
     masks: np.ndarray = np.zeros(0)  # logits (rows, columns, queries)
+
+
+def segment_task(task: str | None, framing: str) -> str:
+    """Check the kind of segments that is asked for, or choose that for which a model's images are prepared."""
+    chosen = task or ("semantic" if framing == "windows" else "panoptic")
+    one_of("task", chosen, SEGMENT_TASKS)
+    if framing == "windows" and chosen != "semantic":
+        raise ValueError(f"task must be 'semantic' for a model that reads windows of an image. Received: {task!r}")
+    return chosen
 
 
 def fitted_size(sides: Size, least: int, most: int | None = None) -> Size:
@@ -195,14 +204,10 @@ class Segments(Task):
     metrics = ()
     sum_names = ()
 
-    def check_labels(self, split: str, labels: np.ndarray) -> None:
-        """Refuse all labels."""
-        raise ValueError(f"{NOT_TRAINED}. Received: labels of {split}")
-
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise ValueError(f"{NOT_TRAINED}. Received: a model that returns {self.NAME}")
+        raise ValueError(f"keras_vit neither trains nor evaluates a model that returns {self.NAME}, as an EoMT does")
 
-    check_output = targets = losses = sums = means = _refuse
+    check_labels = check_output = targets = losses = sums = means = _refuse
 
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Serve both outputs."""

@@ -343,9 +343,11 @@ def check_thresholds(
     is_quantized = min(mode.bits) < HALF_BITS
     if report.cosine is None:  # maps of classes
         values["agreement"] = report.agreement
-        least["agreement"] = round(1 - CLASS_MAP_TOLERANCE * (1 - max(least["agreement"], LEAST_CLASS_MAP)), 4)
+        least["agreement"] = _class_map_share(least["agreement"])
     elif not has_classes:
         least["agreement"] = 0.0
+    elif report.segments is not None:  # they have near ties too, as pixels of maps: scores near the threshold
+        least["agreement"] = _least_share(_class_map_share(least["agreement"]), max(1, report.segments))
     elif is_quantized:
         least["agreement"] = _least_share(least["agreement"], report.images)
     least["agreement"] = given_least.get("agreement", least["agreement"])
@@ -361,6 +363,11 @@ def check_thresholds(
             f"{report.path} differs from the model: wanted {wanted}. {'; '.join(report.lines()[1:])}. "
             f"What to do: {'; or '.join(_next_steps(missed, mode, is_detected=is_detected))}"
         )
+
+
+def _class_map_share(least: float) -> float:
+    """Least share of pixels, or of segments, where a mode asks for this share of images."""
+    return round(1 - CLASS_MAP_TOLERANCE * (1 - max(least, LEAST_CLASS_MAP)), 4)
 
 
 def _least_share(least: float, images: int) -> float:
