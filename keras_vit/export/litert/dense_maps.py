@@ -189,12 +189,12 @@ def _is_linear(layer: Any) -> bool:
 
 
 def _activation(file: FileWriter, layer: Any, name: Any, x: Tensor) -> Tensor:
+    if isinstance(name, str) and name in _ACTIVATIONS:
+        return file.ops.unary(_ACTIVATIONS[name], x, f"{layer.name}/{name}")
     ours = next((known for known in ACTIVATIONS if activation_function(known) is layer.activation), None)
-    if ours is not None:
-        return activation(file.ops, ours, x, f"{layer.name}/activation")
-    if name not in _ACTIVATIONS:
+    if ours is None:
         raise unsupported(layer, f" with the activation {name!r}")
-    return file.ops.unary(_ACTIVATIONS[name], x, f"{layer.name}/{name}")
+    return activation(file.ops, ours, x, f"{layer.name}/{ours}")
 
 
 def _convolution(file: FileWriter, layer: Any, x: Any, *, norm: Any = None, activation: str | None = None) -> Tensor:
