@@ -26,7 +26,19 @@ Row = tuple[int, float | None]  # class, score
 
 
 class Segment(NamedTuple):
-    """A segment of an image: its number in the map, its class, its score (None in a semantic map) and its pixels."""
+    """A segment of an image.
+
+    Args:
+        id: its number in the map, from 1.
+        label_id: number of its class.
+        label: name of its class.
+        score: 0 to 1; None in a semantic map.
+        area: number of its pixels.
+
+    Example:
+        >>> keras_vit.dense.Segment(id=1, label_id=7, label="cat", score=0.9, area=120).label
+        'cat'
+    """
 
     id: int
     label_id: int
@@ -35,8 +47,13 @@ class Segment(NamedTuple):
     area: int
 
 
-class SegmentMap(NamedTuple):
-    """`ids`, int32 (height, width), has the number of the segment of each pixel, 0 for none; `segments` describes them.
+@dataclass(frozen=True, eq=False)
+class SegmentMap:
+    """The segments of an image.
+
+    Args:
+        ids: int32 (height, width), the number of the segment of each pixel, 0 for none.
+        segments: in the order of their numbers.
 
     Example:
         >>> found = keras_vit.dense.SegmentMap(np.array([[0, 1]]), [keras_vit.dense.Segment(1, 7, "cat", 0.9, 1)])
