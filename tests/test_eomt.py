@@ -172,6 +172,8 @@ def test_what_an_eomt_cannot_do_is_named(tmp_path: Path) -> None:
 @pytest.mark.peers
 @pytest.mark.parametrize("name", CASES)
 def test_wider_models_have_the_same_segments_on_twenty_pictures(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
     from data import make_eomt
 
     kind, _, upscalings = name.rpartition("_")
