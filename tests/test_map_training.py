@@ -142,11 +142,13 @@ def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     map_folders.make(tmp_path / "yard")
     map_folders.make(tmp_path / "rooms", kind="depth")
+    dense.load(Path(__file__).parent / "data" / "eomt" / "eomt_2").save("eomt.keras")
     text = "\n".join(doc_blocks.blocks(GUIDE.read_text(encoding="utf-8"), ""))
     for line in (line for line in text.splitlines() if line.startswith("$ keras-vit")):
         name, *arguments = shlex.split(line.removeprefix("$ keras-vit ").replace("$MODEL", "digits"))
         command_line.run(name, *arguments, *(("--set=epochs=1", "--set=xla=false") if name == "train" else ()))
     assert {"00.png", "00-overlay.png"} <= {path.name for path in (tmp_path / "masks").iterdir()}
+    assert {"00.png", "00-overlay.png", "00.json"} <= {path.name for path in (tmp_path / "segments").iterdir()}
     assert {"00.png", "00-coloured.png"} <= {path.name for path in (tmp_path / "distances").iterdir()}
     dense.depth(built(), head="linear", max_depth=8).save("depth.keras")  # written as 16 bits, in millimetres
     photo = tmp_path / "rooms/val/images/00.jpg"

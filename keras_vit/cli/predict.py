@@ -38,6 +38,10 @@ def predict(
     to: Annotated[
         Path | None, options.folder("For a model of maps: a folder for the map of each image, and a picture of it.")
     ] = None,
+    task: Annotated[
+        str | None,
+        Option(help="For an EoMT: panoptic, instance or semantic segments; else as its images are prepared."),
+    ] = None,
     batch_size: Annotated[int, options.integer(1, "Images per call, and in memory.")] = 16,
     as_json: options.Json = False,
     **chosen: Any,
@@ -58,6 +62,8 @@ def predict(
         raise ValueError(f"--template is for --classes. Received: {template}")
     if to is not None and not has_maps:
         raise ValueError(f"--to is for models of maps, such as a run of segment-folder. Received: {model}")
+    if task is not None and not has_maps:
+        raise ValueError(f"--task is for an EoMT. Received: {model}")
     show = len(files) > batch_size and (as_json or not sys.stdout.isatty())  # else the results show the progress
     rows = []
     with options.quiet():
@@ -67,7 +73,7 @@ def predict(
         if not has_maps and loaded.config.probabilities == "sigmoid" and not as_json:
             options.echo("The probability of each class stands for itself: they need not add up to 100 %.", err=True)
         if has_maps:
-            results = map_each(loaded, files, to=to, top=top)
+            results = map_each(loaded, files, to=to, top=top, task=task)
         else:
             results = classify_each(loaded, files, top=top, batch_size=batch_size)
         for file, result in track(zip(files, results, strict=True), "Classifying", total=len(files), show=show):
@@ -96,6 +102,13 @@ def _format_row(row: dict[str, Any]) -> str:
     if "depth" in row:
         depth = ", ".join(f"{name} {value:.3g}" for name, value in row["depth"].items())
         return f"{printable(row['image'])}: {depth}"
+    if "segments" in row:
+        scores = [f"{part['score']:.2%}" if part["score"] is not None else "" for part in row["segments"]]
+        parts = [
+            ("", f"{part['share']:.2%}", part["label"], f"({part['label_id']})", score)
+            for part, score in zip(row["segments"], scores, strict=True)
+        ]
+        return f"{printable(row['image'])}\n{options.aligned(parts, right=(1, 4))}"
     lines = [("", f"{best['probability']:.2%}", best["label"], f"({best['label_id']})") for best in row["predictions"]]
     return f"{printable(row['image'])}\n{options.aligned(lines, right=(1,))}"
 
@@ -104,7 +117,7 @@ def _result_row(file: str, result: Any) -> dict[str, Any]:
     if isinstance(result, Exception):
         return {"image": file, "error": str(result).removeprefix(repr(file)).removeprefix(file).lstrip(": ")}
     if isinstance(result, dict):
-        return {"image": file, "depth": result}
+        return {"image": file, **result}
     return {"image": file, "predictions": [prediction._asdict() for prediction in result]}
 
 
@@ -117,12 +130,17 @@ PNG_SCALES = (1000.0, 256.0)  # values per metre: millimetres as NYU, then as KI
 NEAR_TO_FAR = ((255, 240, 150), (250, 150, 60), (190, 50, 100), (80, 20, 120), (10, 10, 60))
 
 
-def map_each(model: Any, files: list[str], *, to: Path | None, top: int) -> Iterator[Any]:
+def map_each(model: Any, files: list[str], *, to: Path | None, top: int, task: str | None = None) -> Iterator[Any]:
     """Yield the decoded map of each image, or why it cannot be read; write maps and pictures of them into `to`."""
     from keras_vit.dense.map_tasks import Depth
+    from keras_vit.dense.segments import Segments, segment_task
     from keras_vit.model.classify import IMAGE_ERRORS
 
     kind = "coloured" if isinstance(model.task, Depth) else "overlay"
+    if isinstance(model.task, Segments):
+        segment_task(task, model.head.framing)
+    elif task is not None:
+        raise ValueError(f"--task is for an EoMT. Received: a model of {model.task.NAME}")
     paths = [
         (to / f"{name}.png", to / f"{name}-{kind}.png") if to else None for name in (Path(file).stem for file in files)
     ]
@@ -133,13 +151,16 @@ def map_each(model: Any, files: list[str], *, to: Path | None, top: int) -> Iter
                 f"Received: a model of {model.task.num_classes:,} classes"
             )
         results = [path for pair in paths for path in pair or ()]
+        if isinstance(model.task, Segments):
+            results += [pair[0].with_suffix(".json") for pair in paths if pair]
         if repeated := sorted(path.name for path, count in Counter(results).items() if count > 1):
             raise ValueError(f"--to needs images of different names. Several would be {abbreviated(repeated)}")
         to.mkdir(parents=True, exist_ok=True)
         check_results(results, inputs=files)
     for file, pair in zip(files, paths, strict=True):
         try:
-            yield _predict_map(model, file, pair, top)
+            has_segments = isinstance(model.task, Segments)
+            yield _find_segments(model, file, pair, task) if has_segments else _predict_map(model, file, pair, top)
         except IMAGE_ERRORS as error:
             yield error
 
@@ -153,21 +174,41 @@ def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: in
         scale = _depth_scale(model.task.max_depth, found)
         values = np.rint(found * scale).clip(0, MOST_VALUES).astype(np.uint16)
         picture = _depth_colours(found)
-        result = {**model.task.decode(found[None], top)[0], "values_per_unit": scale}
+        result = {"depth": {**model.task.decode(found[None], top)[0], "values_per_unit": scale}}
     else:
         values = found.astype(np.uint8 if found.dtype == np.uint8 else np.uint16)
-        hues = (number * GOLDEN % 1 for number in range(model.task.num_classes))
-        colours = 255 * np.array([colorsys.hsv_to_rgb(hue, 0.7, 0.95) for hue in hues])
         names = model.task.class_names() or []
-        shares = np.full(len(colours), COLOUR)
-        shares[[number for number, name in enumerate(names) if name.casefold() in NOT_PAINTED]] = 0
-        share = shares[found][..., None]
-        picture = (share * colours[found] + (1 - share) * pixels).astype(np.uint8)
+        bare = [number for number, name in enumerate(names) if name.casefold() in NOT_PAINTED]
+        picture = _overlay(pixels, found, model.task.num_classes, bare)
         result = model.task.shares(found[None], top)[0]
     if paths is not None:
         write_png(paths[0], values[..., None])
         write_png(paths[1], picture)
     return result
+
+
+def _find_segments(model: Any, file: str, paths: tuple[Path, Path] | None, task: str | None) -> dict[str, Any]:
+    from keras_vit.model import preprocess
+
+    pixels = preprocess.decode(file)
+    [found] = model.predict_segments(pixels, task=task)
+    rows = [{**segment._asdict(), "share": segment.area / found.ids.size} for segment in found.segments]
+    if paths is not None:
+        write_png(paths[0], found.ids.astype(np.uint16)[..., None])
+        write_png(paths[1], _overlay(pixels, found.ids, len(rows) + 1, [0]))
+        with replacing(paths[0].with_suffix(".json")) as written:
+            written.write(json.dumps({"software": MARK.decode(), "segments": rows}, indent=2).encode())
+    return {"segments": rows}
+
+
+def _overlay(pixels: np.ndarray, numbers: np.ndarray, count: int, bare: list[int]) -> np.ndarray:
+    """Paint the pixels of each number in a colour of its own, but for those of the `bare` ones."""
+    colours = 255 * np.array([colorsys.hsv_to_rgb(number * GOLDEN % 1, 0.7, 0.95) for number in range(count)])
+    shares = np.full(count, COLOUR)
+    shares[bare] = 0
+    share = shares[numbers][..., None]
+    painted: np.ndarray = (share * colours[numbers] + (1 - share) * pixels).astype(np.uint8)
+    return painted
 
 
 def _depth_scale(max_depth: float | None, found: np.ndarray) -> float:

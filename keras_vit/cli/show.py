@@ -76,7 +76,10 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
     card = None if resolve(name, default=None).is_file else cards.card(name)
     weights: Weights | SimpleNamespace
     if card is None:
-        config = options.find_model(name, image_size=image_size).config
+        found = options.find_model(name, image_size=image_size)
+        config = found.config
+        if found.has_maps:
+            options.echo(f"keras-vit: {name} has a head for maps, which is not counted: only its backbone is", err=True)
         weights = SimpleNamespace(architecture=name_of(config), tag=name, num_classes=config.num_classes)
     else:
         _print_named_weights(name)

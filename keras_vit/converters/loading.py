@@ -30,7 +30,6 @@ from keras_vit.converters.table import (
     PATCHES,
     POSITION,
     PREFIX,
-    TORCH_AXES,
     Source,
     fold_heads,
     variable_shape,
@@ -262,7 +261,7 @@ def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[in
     if row.folds_class_row:
         tensor = tensor[..., 1:, :]
     if layout == "torch" and row.is_kernel:
-        tensor = tensor.transpose(TORCH_AXES[tensor.ndim])
+        tensor = tensor.transpose(row.torch_axes(tensor.ndim))
     return tensor.reshape(shape)
 
 

@@ -29,7 +29,6 @@ from keras_vit.converters.table import (
     OWN_PREFIX,
     POSITION,
     PREFIX,
-    TORCH_AXES,
     Row,
     Source,
     Table,
@@ -393,7 +392,7 @@ def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
         shape = (1,) * (row.rank - len(core)) + core
     variable = variable.reshape(shape)
     if layout == "torch" and row.is_kernel:
-        variable = variable.transpose(np.argsort(TORCH_AXES[variable.ndim]))
+        variable = variable.transpose(np.argsort(row.torch_axes(variable.ndim)))
     return variable
 
 

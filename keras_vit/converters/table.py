@@ -170,6 +170,7 @@ class Row:
     # A torch tensor; the row is ignored where its own tensor has not twice as many outputs as that one has inputs.
     twice: str | None = None
     is_untransposed: bool = False  # whether the tensor is a matrix (in, out) also in a torch file
+    is_depthwise: bool = False  # whether the tensor is a kernel that filters each channel by itself
     # Whether the position embedding begins with a row for the class token alone, which is added to that token.
     folds_class_row: bool = False
 
@@ -177,6 +178,10 @@ class Row:
     def is_kernel(self) -> bool:
         """Whether the variable is a matrix or a convolution that a torch file has in another order of axes."""
         return self.variable.endswith("/kernel") and not self.is_untransposed
+
+    def torch_axes(self, rank: int) -> tuple[int, ...]:
+        """Order of the axes of a torch file's kernel that is the variable's."""
+        return (2, 3, 0, 1) if self.is_depthwise else TORCH_AXES.get(rank, tuple(range(rank)))
 
 
 class Source(NamedTuple):
@@ -345,7 +350,7 @@ def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple
     if row.folds_class_row and len(shape) > 1:
         shape = (*shape[:-2], shape[-2] - 1, shape[-1])
     if layout == "torch" and row.is_kernel:
-        shape = tuple(shape[axis] for axis in TORCH_AXES.get(len(shape), range(len(shape))))
+        shape = tuple(shape[axis] for axis in row.torch_axes(len(shape)) if axis < len(shape))
     return shape if row.rank is None else without_leading_ones(shape)
 
 
@@ -478,12 +483,15 @@ def _row(variable: str, text: str) -> Row:
                 options[condition] = other
             case ["untransposed"]:
                 options["is_untransposed"] = True
+            case ["depthwise"]:
+                options["is_depthwise"] = True
             case ["fold", "class", "row"]:
                 options["folds_class_row"] = True
             case _:
                 raise ValueError(
                     f"{variable}: the steps are 'part K of N', 'rank N', 'if FIELD = VALUE', 'unless TENSOR', "
-                    f"'beside TENSOR', 'twice TENSOR', 'untransposed', 'fold class row'. Received: {step!r:.200}"
+                    "'beside TENSOR', 'twice TENSOR', 'untransposed', 'depthwise', 'fold class row'. "
+                    f"Received: {step!r:.200}"
                 )
     if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:
         raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r:.200}")

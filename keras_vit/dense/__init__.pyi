@@ -7,3 +7,5 @@ from .model import PatchMap as PatchMap
 from .model import ResizeBilinear as ResizeBilinear
 from .model import depth as depth
 from .model import segmenter as segmenter
+from .segments import Segment as Segment
+from .segments import SegmentMap as SegmentMap

@@ -32,8 +32,9 @@ class MapConfig(Group):
     """A head that returns a map for every image. Frozen.
 
     Args:
-        kind: "linear", a dense layer for every cell, or "dpt", the decoder of DPT (arXiv 2103.13413).
-        output: "classes" for logits of `num_classes`, "depth" for one number.
+        kind: "linear", a dense layer for every cell, "dpt", the decoder of DPT (arXiv 2103.13413), or "queries", the
+            learned tokens of EoMT (arXiv 2503.19108).
+        output: "classes" for logits of `num_classes`, "depth" for one number, "segments" for masks with a class each.
         blocks: numbers of the backbone's blocks whose tokens are read, from 0; four for "dpt", which takes the map of a
             stage of a hybrid's ResNet, such as "stage_1", as it is.
         norm: whether the backbone's final norm is applied to them.
@@ -42,7 +43,9 @@ class MapConfig(Group):
         num_classes: number of classes; 0 for depth.
         labels: name of a list in zoo/labels, or the names of the classes.
         batch_norm: whether there is batch normalization: in front of a linear head, in all residual units of "dpt".
-        upsample: factor by which a linear head enlarges its map.
+        upsample: factor by which a linear head enlarges its map, or "queries" the map of patches: then a power of two.
+        num_queries: learned tokens of "queries"; each becomes a mask and its class.
+        query_blocks: blocks of "queries" behind the backbone, which see these tokens too.
         num_bins: number of depth bins of a linear head.
         widths: channels of the four maps of "dpt", from fine to coarse.
         factors: by which they are enlarged, from fine to coarse; 0.5 halves.
@@ -59,6 +62,7 @@ class MapConfig(Group):
         framing: how `predict_maps` brings an image to the model: "squash" to `size`, "keep" the aspect ratio and change
             the scale least (Hugging Face), "least" to sides of at least `size`, "short" to a shorter side of that, or
             "none". Sides are rounded to `multiple`; with "short" and "none" zeros are added around the image instead.
+            For "queries": "fit" into the model's square, black below or at the right, or "windows" of it.
         size: (height, width) in pixels for `framing`; None for the model's own.
         multiple: see `framing`.
         result: interpolation of a map to its image's size: "bilinear", "bilinear-corners" (the centres of the corners
@@ -73,8 +77,8 @@ class MapConfig(Group):
         (True, (3,))
     """
 
-    kind: Literal["linear", "dpt"] = "linear"
-    output: Literal["classes", "depth"] = "classes"
+    kind: Literal["linear", "dpt", "queries"] = "linear"
+    output: Literal["classes", "depth", "segments"] = "classes"
     blocks: tuple[int | str, ...] = ()
     norm: bool = True
     readout: Literal["ignore", "add", "concat", "project"] = "ignore"
@@ -82,6 +86,8 @@ class MapConfig(Group):
     labels: str | tuple[str, ...] | None = None
     batch_norm: bool = False
     upsample: WholeNumber = 1
+    num_queries: WholeNumber = 0
+    query_blocks: WholeNumber = 0
     num_bins: WholeNumber = 256
     widths: tuple[int, ...] = ()
     factors: tuple[float, ...] = (4, 2, 1, 0.5)
@@ -94,14 +100,14 @@ class MapConfig(Group):
     activation: Literal["relu", "sigmoid", "linear"] = "relu"
     min_depth: NonNegative = 0.0
     max_depth: Positive | None = None
-    framing: Literal["squash", "keep", "least", "short", "none"] = "squash"
+    framing: Literal["squash", "keep", "least", "short", "none", "fit", "windows"] = "squash"
     size: tuple[int, int] | None = None
     multiple: Count = 1
     result: Literal["bilinear", "bilinear-corners", "bicubic"] = "bilinear"
 
     def _conflicts(self) -> Iterator[str]:
-        if (self.output == "classes") != (self.num_classes > 0):
-            yield f"output={self.output!r} needs num_classes {'>= 1' if self.output == 'classes' else '= 0'}. " + (
+        if (self.output == "depth") == (self.num_classes > 0):
+            yield f"output={self.output!r} needs num_classes {'= 0' if self.output == 'depth' else '>= 1'}. " + (
                 f"Received: {self.num_classes}"
             )
         if isinstance(self.labels, tuple) and len(self.labels) != self.num_classes:
@@ -111,6 +117,17 @@ class MapConfig(Group):
             yield f"kind='dpt' needs four blocks and four widths. Received: {self.blocks} and {self.widths}"
         if self.kind == "linear" and self.output == "depth" and self.max_depth is None:
             yield "kind='linear' with output='depth' needs max_depth, that of the farthest bin. Received: None"
+        is_queries = self.kind == "queries"
+        if {is_queries} != {self.output == "segments", self.framing in ("fit", "windows"), self.num_queries > 0}:
+            yield (
+                "kind='queries' goes with output='segments', framing='fit' or 'windows', and num_queries >= 1. "
+                f"Received: {self.kind!r}, {self.output!r}, {self.framing!r}, {self.num_queries}"
+            )
+        if is_queries and (self.upsample.bit_count() != 1 or not self.query_blocks or len(self.blocks) != 1):
+            yield (
+                "kind='queries' needs upsample = a power of two, query_blocks >= 1, and one number in blocks. "
+                f"Received: {self.upsample}, {self.query_blocks} and {self.blocks}"
+            )
         if not 0 < len(self.blocks) <= MOST_BLOCKS:
             yield f"blocks must have 1 to {MOST_BLOCKS} numbers. Received: {len(self.blocks)}"
 

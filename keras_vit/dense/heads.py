@@ -6,15 +6,17 @@ from typing import Any
 import keras
 
 from keras_vit.dense.config import MapConfig
+from keras_vit.model.layers import EncoderBlock, LayerNormalization, PrefixTokens
 from keras_vit.model.layers.base import activation_function, dense_layer
-from keras_vit.model.maps import DepthBins, ResizeBilinear, map_names, to_map
+from keras_vit.model.maps import DepthBins, FirstTokens, MaskLogits, PatchMap, ResizeBilinear, map_names, to_map
 from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.model.vit import rotary_arguments
 
 NORM_EPSILON = 1e-5  # of PyTorch's batch normalization
 
 
 class MapHead:
-    """Symbolic Keras tensors of a head on a backbone; `output` is the map."""
+    """Symbolic Keras tensors of a head on a backbone; `output` is the map, or a dict of tensors."""
 
     def __init__(self, backbone: VisionTransformer, config: MapConfig) -> None:
         self.config = config
@@ -24,6 +26,9 @@ class MapHead:
         self.policy = backbone.layers[1].dtype_policy
         self.output_dtype = backbone.outputs[0].dtype  # at least float32
         self.options = {"dtype": self.policy}
+        if config.kind == "queries":
+            self.output = self._queries(backbone)
+            return
         class_token = {"ignore": "drop", "project": "concat"}.get(config.readout, config.readout)
         names = map_names(backbone.config, config.blocks)
         maps = [
@@ -127,6 +132,35 @@ class MapHead:
 
     def _head_size(self, x: Any) -> Sequence[int]:
         return self.image_size if self.config.head_size == "image" else [2 * side for side in x.shape[1:3]]
+
+    # ---- EoMT (arXiv 2503.19108, section 3)
+
+    def _queries(self, backbone: VisionTransformer) -> dict[str, Any]:
+        """Let learned tokens pass the last blocks with the others; each becomes a class, and a mask by a product."""
+        c, config = self.config, backbone.config
+        (name,) = map_names(config, c.blocks)
+        tokens = PrefixTokens(class_token=False, num_registers=c.num_queries, name="queries", **self.options)
+        x = tokens(backbone.intermediates[name])
+        for i in range(config.num_layers, config.num_layers + c.query_blocks):
+            rotary = rotary_arguments(config, queries=c.num_queries)
+            x = EncoderBlock(config.block, rotary=rotary, name=f"block_{i}", **self.options)(x)
+        x = backbone.get_layer("encoder_norm")(x)
+        prefix = c.num_queries + config.num_prefix_tokens
+        maps = PatchMap(config.grid, prefix_tokens=prefix, name="map_patches", **self.options)(x)
+        queries = FirstTokens(c.num_queries, name="map_queries", **self.options)(x)
+        classes = dense_layer(c.num_classes + 1, name="class_logits", dtype=self.output_dtype)(queries)
+        gelu = activation_function("gelu_erf")
+        for i, function in enumerate((gelu, gelu, None), start=1):
+            queries = dense_layer(config.hidden_size, activation=function, name=f"mask_{i}", **self.options)(queries)
+        for i in range(c.upsample.bit_length() - 1):
+            up = keras.layers.Conv2DTranspose(
+                config.hidden_size, 2, 2, activation=gelu, name=f"upscale_{i}", **self.options
+            )
+            options = {"use_bias": False, "name": f"upscale_{i}_cells", **self.options}
+            cells = keras.layers.DepthwiseConv2D(3, padding="same", data_format="channels_last", **options)
+            maps = LayerNormalization(epsilon=1e-6, name=f"upscale_{i}_norm", **self.options)(cells(up(maps)))
+        masks = MaskLogits(name="mask_logits", dtype=self.output_dtype)(queries, maps)
+        return {"class_logits": classes, "mask_logits": masks}
 
     # ---- layers
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import files
-from keras_vit._util.checks import as_path, given, pair, warn_renamed
+from keras_vit._util.checks import as_path, given, warn_renamed
 from keras_vit.converters import config_json, loading, source
 from keras_vit.converters.config_json import read_object
 from keras_vit.converters.containers import (
@@ -22,162 +22,24 @@ from keras_vit.converters.containers import (
 )
 from keras_vit.converters.source import check_size, keras_errors, plain_arguments
 from keras_vit.converters.table import Table, fields_of_rows, load_table
-from keras_vit.dense.config import MapConfig, fetch_card, four_blocks, last_blocks, read_backbone_config
+from keras_vit.dense.config import MapConfig, fetch_card, read_backbone_config
+from keras_vit.dense.fields import (
+    IMAGENET,
+    PILLOW_BICUBIC,
+    bit_config,
+    check_value,
+    depth_anything_fields,
+    dinov2_fields,
+    eomt_processor,
+    huggingface_fields,
+    huggingface_processor,
+    read_eomt,
+)
 from keras_vit.dense.model import DenseModel
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
-from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig
+from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
-
-IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-PILLOW_BICUBIC: dict[str, Any] = {"interpolation": "bicubic", "antialias": True, "round_pixels": True}
-# Part of a file's name -> greatest depth in metres.
-_MAX_DEPTHS = {"nyu": 10.0, "kitti": 80.0, "hypersim": 20.0, "vkitti": 80.0}
-_INTERPOLATIONS = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-
-Fields = dict[str, Any]
-
-
-def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: Any) -> Fields:
-    """Read the fields of a MapConfig from the config.json of a DPT or a Depth Anything.
-
-    Sources: transformers, models/dpt and models/depth_anything.
-    """
-    kind, backbone = values.get("model_type"), values.get("backbone_config") or {}
-    if kind not in ("dpt", "depth_anything"):
-        raise CheckpointError(f"is not read: its config.json must be of dpt or depth_anything. Received: {kind!r:.100}")
-    is_hybrid = config.resnet is not None
-    _check_value(values, "neck_ignore_stages", ([0, 1] if is_hybrid else [], None))
-    _check_value(values, "head_in_index", (-1, None))
-    _check_value(values, "hidden_act", ("gelu", None))  # of the readout
-    # Stage 0 of a backbone is the tokens in front of the first block.
-    blocks = values.get("backbone_out_indices")
-    if backbone and not is_hybrid:
-        blocks = [i - 1 for i in backbone.get("out_indices", ())]
-    if not isinstance(blocks, list) or not all(isinstance(i, int) and 0 <= i < config.num_layers for i in blocks):
-        raise CheckpointError(
-            f"has a config.json that does not say which blocks its head reads. Received: {str(blocks):.200}"
-        )
-    fields: Fields = {
-        "blocks": ("stage_1", "stage_2", *blocks[2:]) if is_hybrid else tuple(blocks),
-        "norm": bool(backbone) and not is_hybrid and backbone.get("apply_layernorm", True),
-        "factors": tuple(values.get("reassemble_factors", (4, 2, 1, 0.5))),
-        "labels": labels,
-        "result": "bilinear"
-        if labels or "DPTForSemanticSegmentation" in values.get("architectures", ())
-        else "bicubic",
-    }
-    if kind == "dpt":
-        sizes = {"fusion_size": "double", "head_size": "double"}
-        return {**fields, **sizes, "readout": values.get("readout_type", "project")}
-    is_metric = values.get("depth_estimation_type", "relative") == "metric"
-    if not is_metric:
-        _check_value(values, "max_depth", (1, None))
-        return {**fields, "activation": "relu"}
-    return {**fields, "activation": "sigmoid", "max_depth": float(values.get("max_depth", 1))}
-
-
-def bit_config(stated: Any) -> ResNetConfig:
-    """Read the config of a hybrid's BiT beside its tensors (transformers, models/bit and models/dpt)."""
-    usual: Fields = {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True}
-    values: Mapping[str, Any] = stated if isinstance(stated, Mapping) else usual
-    _check_value(values, "layer_type", ("bottleneck",))
-    _check_value(values, "global_padding", ("SAME", "same"))
-    _check_value(values, "embedding_dynamic_padding", (True,))
-    _check_value(values, "output_stride", (32, None))
-    try:
-        epsilons: Fields = {"norm_epsilon": 1e-5, "conv_epsilon": 1e-8, "conv_epsilon_place": "variance"}
-        return ResNetConfig(groups=values.get("num_groups", 32), **epsilons)
-    except ValueError as error:
-        raise CheckpointError(f"has a config.json that does not describe a BiT: {error!s:.300}") from error
-
-
-def huggingface_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, Fields]:
-    """Read the fields of Preprocessing and of a MapConfig from a preprocessor_config.json (DPTImageProcessor).
-
-    Without one the sides are those of the model, and the rest is transformers' default.
-    """
-    path = folder / "preprocessor_config.json"
-    values: Fields = read_object(path) if path.is_file() else {"size": {"height": size[0], "width": size[1]}}
-    scale = 1.0 if values.get("do_rescale", True) else 255.0  # the mean is of pixels up to 255 then
-    try:
-        preparation = {
-            **PILLOW_BICUBIC,
-            "interpolation": _INTERPOLATIONS[values.get("resample", 3)],
-            "mean": tuple(value / scale for value in values.get("image_mean", (0.5, 0.5, 0.5))),
-            "std": tuple(value / scale for value in values.get("image_std", (0.5, 0.5, 0.5))),
-        }
-        stated = values.get("size", {"height": 384, "width": 384})
-        sides = pair(stated if isinstance(stated, int) else (stated["height"], stated["width"]), "size")
-        keeps = bool(values.get("keep_aspect_ratio", False))
-        framing: Fields = {"size": sides, "framing": "keep" if keeps else "squash"}
-        framing["multiple"] = pair(values.get("ensure_multiple_of") or 1, "ensure_multiple_of")[0]
-        if not values.get("do_resize", True):
-            framing["framing"] = "none"
-        if values.get("do_pad", False):
-            framing["multiple"] = pair(values.get("size_divisor") or 1, "size_divisor")[0]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"has a preprocessor_config.json that cannot be read: {error!s:.200}") from error
-    return preparation, framing
-
-
-def depth_anything_fields(path: Path, config: ViTConfig, stated: Mapping[str, Any]) -> Fields:
-    """Derive the fields of a MapConfig from the name of a Depth Anything .pth file, which says its version.
-
-    Sources: Depth-Anything-V2/depth_anything_v2/dpt.py, Depth-Anything/depth_anything/dpt.py.
-    """
-    name = path.name.casefold()
-    if "v2" in name:
-        blocks = four_blocks(config.num_layers)
-    elif "blocks" in stated or name.startswith("depth_anything_vit"):
-        blocks = last_blocks(config.num_layers)
-    else:
-        raise CheckpointError(
-            "does not say whether it is Depth Anything V1 or V2, nor does its name: pass blocks=(2, 5, 8, 11) for V2 "
-            f"(4 11 17 23 for L), the last four for V1. Received: {path.name!r:.200}"
-        )
-    depth = stated.get("max_depth") or (_depth_from_name(path) if "metric" in name else None)
-    framing = {"framing": "least", "multiple": 14, "size": (518, 518), "result": "bilinear-corners"}
-    return {"blocks": blocks, "max_depth": depth, "activation": "sigmoid" if depth else "relu", **framing}
-
-
-def dinov2_fields(path: Path, fields: Mapping[str, Any], inputs: int, config: ViTConfig) -> Fields:
-    """Derive the fields of a MapConfig for a head of DINOv2 whose dense layer reads `inputs` channels.
-
-    Sources: dinov2/hub/depthers.py and hub/depth, dinov2/eval/segmentation.
-    """
-    width, last = config.hidden_size, config.num_layers
-    if inputs % width or inputs > 8 * width or last < 4:
-        raise CheckpointError(
-            f"does not fit the backbone, which is {width} wide. Received: a head of {inputs} channels"
-        )
-    if fields["output"] == "classes":
-        framing = {"framing": "short", "size": (512, 512), "multiple": config.patch[0]}
-        return {"blocks": tuple(range(last - inputs // width, last)), **framing}
-    common: Fields = {"norm": False, "framing": "none", "multiple": config.patch[0], "min_depth": 0.001}
-    common |= {"max_depth": _depth_from_name(path)}
-    if fields["kind"] == "linear":
-        blocks = (last - 1,) if inputs == 2 * width else four_blocks(last)
-        return {**common, "blocks": blocks, "readout": "concat", "upsample": 4}
-    sizes = {"fusion_size": "double", "head_size": "double"}
-    return {**common, **sizes, "blocks": four_blocks(last), "readout": "project"}
-
-
-def _depth_from_name(path: Path) -> float | None:
-    """Find the greatest depth in a file's name, or in a config.json beside it."""
-    for part, depth in _MAX_DEPTHS.items():
-        if part in path.name.casefold():
-            return depth
-    beside = path.parent / "config.json"
-    stated = read_object(beside).get("max_depth") if beside.is_file() else None
-    return float(stated) if isinstance(stated, int | float) else None
-
-
-def _check_value(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...]) -> None:
-    if values.get(key) not in accepted:
-        raise CheckpointError(
-            f"is read only with {key} {accepted[0]!r} in its config.json. Received: {values.get(key)!r:.200}"
-        )
 
 
 def load_stored(path: Path, changes: Mapping[str, Any], *, allow_nonfinite: bool = False) -> DenseModel:
@@ -199,13 +61,17 @@ def load_stored(path: Path, changes: Mapping[str, Any], *, allow_nonfinite: bool
 def _check_head_size(container: Container, head: MapConfig, config: ViTConfig) -> None:
     """Raise a CheckpointError if a head is larger than its whole file: a few bytes can describe one of any size."""
     held = sum(math.prod(header.shape) for header in container.headers.values() if header.bytes)
-    read = config.hidden_size * len(head.blocks)
+    width = config.hidden_size
+    read = width * len(head.blocks)
     needed = read * (head.num_classes if head.output == "classes" else head.num_bins)
     if head.kind == "dpt":
         maps = zip(head.widths, head.factors, strict=True)
         neck = sum(width * (9 * head.fusion_width + width * math.ceil(max(factor, 1)) ** 2) for width, factor in maps)
         last = head.fusion_width * max(head.num_classes, head.head_width)
         needed = config.hidden_size * sum(head.widths) + neck + 9 * head.fusion_width**2 + last
+    if head.kind == "queries":
+        squares = 4 * (head.query_blocks + head.upsample.bit_length() - 1)
+        needed = width * (head.num_classes + head.num_queries + squares * width)
     if needed > held:
         raise CheckpointError(f"describes a head of at least {min(needed, 10**18)} weights, but holds {held} numbers")
 
@@ -216,9 +82,18 @@ _BACKBONES = {
     "dpt.": ("huggingface", None),
     "pretrained.": ("meta_dinov2", None),
 }
+# Kind of an EoMT -> the table of its backbone, and how this spells the names of blocks.
+_EOMT = {
+    "eomt": ("huggingface_dinov2_registers", {"layers.": "encoder.layer."}),
+    "eomt_dinov3": ("huggingface_dinov3", {"layers.": "layer."}),
+}
 _HEAD_SIZE = 64  # width of an attention head in every published DINOv2
 _DEFAULT_HEADS = 12  # Dinov2Config's default, which a nested config omits
-_HEAD_VARIABLES = ("readout_", "reassemble_", "resize_", "neck_", "fusion_", "map_")  # starts of the head's variables
+# Starts of the head's variables.
+_HEAD_VARIABLES = (
+    *("readout_", "reassemble_", "resize_", "neck_", "fusion_", "map_"),
+    *("queries/", "mask_", "upscale_", "class_logits/"),
+)
 _UNUSED_VARIABLES = ("fusion_0_unit1",)  # files have it, but nothing is added to the coarsest map
 # Tensor of an unsupported model -> the model.
 _UNSUPPORTED = {
@@ -249,7 +124,7 @@ def load(
     | path | model |
     |---|---|
     | a name of `cards()` | published models on the Hugging Face Hub, which are downloaded once |
-    | Hugging Face folder | DPT on a ViT, a hybrid or DINOv2, Depth Anything V1 and V2 (relative and metric) |
+    | Hugging Face folder | DPT on a ViT, a hybrid or DINOv2, Depth Anything V1 and V2 (relative and metric), EoMT |
     | `depth_anything_*.pth` | Depth Anything V1 and V2, relative and metric |
     | `dinov2_*_head.pth` with a backbone | DINOv2's segmentation and depth heads (not Mask2Former) |
     | `.keras` | a DenseModel that was saved by `model.save` |
@@ -266,7 +141,8 @@ def load(
 
     Returns:
         The model: prepared images -> float32 depth (batch, rows, columns) or logits (batch, rows, columns, classes), at
-        the size that the official head returns.
+        the size that the official head returns. An EoMT returns a dict: class_logits (batch, queries, classes + 1), of
+        which the last is "none", and mask_logits (batch, rows, columns, queries).
 
     Raises:
         CheckpointError: the file is damaged, malicious, of another model, or does not fit the backbone.
@@ -294,6 +170,8 @@ def load(
         head = _find_head_table(container)
         prefix = next((start for start in _BACKBONES if any(name.startswith(start) for name in container.headers)), "")
         try:
+            if head.format == "eomt":
+                return _load_eomt(container, head)
             if not prefix:
                 return _load_head(container, head, backbone, stated)
             if backbone is not None:
@@ -389,6 +267,48 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
     config = config.replace(classifier="gap", num_classes=0, preprocessing=Preprocessing(**preparation))
     with layers.uninitialized():
         model = DenseModel(VisionTransformer(config), MapConfig(**{**fields, **stated}))
+    _assign(source.Checkpoint(container, table, tensors, config), model, reads_backbone=True)
+    return model
+
+
+def _load_eomt(container: Container, head: Table) -> DenseModel:
+    """Load an EoMT, whose last blocks belong to the head."""
+    folder = container.path.parent
+    stated = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    check_value(stated, "model_type", tuple(_EOMT))
+    name, spelled = _EOMT[stated["model_type"]]
+    table = _add_head_rows(load_table(name), "", head)
+    table = dataclasses.replace(table, names=dataclasses.replace(table.names, spelled=spelled))
+    tensors = table.match(container.headers)
+    values, shapes = read_eomt(container, stated), tensors.shapes
+    known_fields = source.KnownFields(
+        row_fields=fields_of_rows(tensor.row for tensor in tensors.sources.values()),
+        json_fields=_json_fields(values, values, table),
+    )
+    config = source.infer(
+        {path: shape for path, shape in shapes.items() if not path.startswith(_HEAD_VARIABLES)}, table, known_fields
+    )
+    source.check_size(container, config)
+    blocks, last = values["num_blocks"], config.num_layers - values["num_blocks"] - 1
+    if last < 0:
+        raise CheckpointError(f"is read only with blocks in front of the {blocks} that see its queries. Received: none")
+    preparation, framing = eomt_processor(folder, config.size)
+    config = config.replace(
+        num_layers=last + 1, classifier="gap", num_classes=0, preprocessing=Preprocessing(**preparation)
+    )
+    fields = MapConfig(
+        kind="queries",
+        output="segments",
+        blocks=(last,),
+        num_queries=container.headers["query.weight"].shape[0],
+        query_blocks=blocks,
+        num_classes=shapes["class_logits/kernel"][-1] - 1,
+        upsample=2 ** len({path.split("/")[0] for path in shapes if path.endswith("_cells/kernel")}),
+        labels=known_fields.json_fields.get("labels"),
+        **framing,
+    )
+    with layers.uninitialized():
+        model = DenseModel(VisionTransformer(config), fields)
     _assign(source.Checkpoint(container, table, tensors, config), model, reads_backbone=True)
     return model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,18 @@ from keras_vit._util.text import answers_other_words
 from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks, last_blocks
 from keras_vit.dense.heads import MapHead
 from keras_vit.dense.map_tasks import Depth, Segmentation
+from keras_vit.dense.segments import (
+    Row,
+    SegmentMap,
+    Segments,
+    Window,
+    class_scores,
+    describe,
+    find_segments,
+    fitted_size,
+    segment_task,
+    windows,
+)
 from keras_vit.model import preprocess
 from keras_vit.model.classify import check_outputs, single_images
 from keras_vit.model.config import ViTConfig
@@ -22,7 +35,7 @@ from keras_vit.model.labels import check_labels
 from keras_vit.model.layers.base import refuse_quantize
 from keras_vit.model.maps import PatchMap as PatchMap
 from keras_vit.model.maps import ResizeBilinear as ResizeBilinear
-from keras_vit.model.maps import neighbours
+from keras_vit.model.maps import interpolate, neighbours, resize_axis
 from keras_vit.model.preprocess import to_arrays
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -65,6 +78,8 @@ def framed_size(sides: Size, head: MapConfig, size: Size) -> Size:
             scales = [min(reversed(scales), key=lambda scale: abs(1 - scale))] * 2
         case "least":
             scales = [max(scales)] * 2
+        case "fit" | "windows":
+            return fitted_size(sides, size[0], size[0] if head.framing == "fit" else None)
         case "short":
             scale = size[0] / min(sides)
             return (math.floor(sides[0] * scale + 0.5), math.floor(sides[1] * scale + 0.5))
@@ -80,7 +95,7 @@ def framed_size(sides: Size, head: MapConfig, size: Size) -> Size:
 
 def to_image(output: np.ndarray, head: MapConfig, size: Size) -> np.ndarray:
     """Resize a model's map to the size of its image: class numbers, uint8 or int32, or depth, float32."""
-    if head.output == "classes":
+    if head.output != "depth":
         return _best_classes(output, size)
     depth = output.astype(np.float32)[..., None]
     if head.kind == "linear" or head.min_depth:
@@ -90,31 +105,20 @@ def to_image(output: np.ndarray, head: MapConfig, size: Size) -> np.ndarray:
         resized = position.resize(flat, size, source_grid=depth.shape[:2], prefix_tokens=0, method="bicubic")
         return resized.reshape(size)
     corners = head.result == "bilinear-corners"
-    return _resize_axis(_resize_axis(depth, 0, size[0], corners), 1, size[1], corners)[..., 0]
+    wide = resize_axis(depth, 0, size[0], align_corners=corners)
+    return resize_axis(wide, 1, size[1], align_corners=corners)[..., 0]
 
 
 def _best_classes(logits: np.ndarray, size: Size) -> np.ndarray:
     """Find the best class of each pixel, a few rows at a time: logits at the image's size would fill the memory."""
-    wide = _resize_axis(logits.astype(np.float32), 1, size[1], False)
+    wide = resize_axis(logits.astype(np.float32), 1, size[1])
     first, share = neighbours(size[0], len(wide), align_corners=False)
     dtype = np.uint8 if logits.shape[-1] <= 256 else np.int32
     parts = [
-        _interpolate(wide, 0, first[start : start + _ROWS], share[start : start + _ROWS]).argmax(axis=-1).astype(dtype)
+        interpolate(wide, 0, first[start : start + _ROWS], share[start : start + _ROWS]).argmax(axis=-1).astype(dtype)
         for start in range(0, size[0], _ROWS)
     ]
     return np.concatenate(parts)
-
-
-def _resize_axis(x: np.ndarray, axis: int, new: int, align_corners: bool) -> np.ndarray:
-    return _interpolate(x, axis, *neighbours(new, x.shape[axis], align_corners=align_corners))
-
-
-def _interpolate(x: np.ndarray, axis: int, first: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Interpolate between the cells `first` and those that follow them along an axis."""
-    weights = share.astype(np.float32).reshape(-1, *(1,) * (x.ndim - 1 - axis))
-    low, high = np.take(x, first, axis), np.take(x, np.minimum(first + 1, x.shape[axis] - 1), axis)
-    mixed: np.ndarray = low + (high - low) * weights
-    return mixed
 
 
 HEADS = ("linear", "multiscale", "dpt")
@@ -177,8 +181,10 @@ class DenseModel(keras.Model):
         return self._get_backbone()
 
     @property
-    def task(self) -> Segmentation | Depth:
+    def task(self) -> Segmentation | Depth | Segments:
         """Task of the output: how the model is trained, evaluated, exported and compared."""
+        if self.head.output == "segments":
+            return Segments(num_classes=self.head.num_classes, labels=self.head.labels)
         if self.head.output == "depth":
             return Depth(max_depth=self.head.max_depth)
         return Segmentation(num_classes=self.head.num_classes, labels=self.head.labels, image_size=self.config.size)
@@ -220,6 +226,10 @@ class DenseModel(keras.Model):
         maps = []
         for image in single_images(images):
             [pixels] = to_arrays(image, self.config.num_channels)
+            if self.head.output == "segments":
+                scores = class_scores(*self._run_windows(pixels[0]))
+                maps.append(to_image(scores, self.head, pixels.shape[1:3]))
+                continue
             prepared = frame(pixels[0], self.head, self.config)
             size = prepared.shape[1:3]
             if size not in models:
@@ -230,6 +240,69 @@ class DenseModel(keras.Model):
         if not maps:
             raise ValueError("predict_maps needs at least one image. Received: an empty list")
         return maps
+
+    def predict_segments(
+        self, images: Any, *, task: str | None = None, threshold: float = 0.8, stuff_classes: Collection[int] = ()
+    ) -> list[SegmentMap]:
+        """Find the segments of every image with an EoMT, at the image's own size, as the official code does.
+
+        Args:
+            images: as for `predict_maps`.
+            task: "panoptic", every pixel belongs to one segment at most; "instance", later masks lie on earlier ones;
+                or "semantic", one segment for each class. None is what the model's images are prepared for: "semantic"
+                for windows, else "panoptic".
+            threshold: least score of a segment, 0 to 1; not for "semantic".
+            stuff_classes: numbers of classes of which an image has one "panoptic" segment, such as sky.
+
+        Returns:
+            For each image a `SegmentMap`.
+
+        Raises:
+            ValueError: as `predict_maps`, an argument is wrong, or the model has no queries.
+            FileNotFoundError: as `predict_maps`.
+
+        Example:
+            >>> head = {"kind": "queries", "output": "segments", "framing": "fit", "num_queries": 3, "query_blocks": 1}
+            >>> head = keras_vit.dense.MapConfig(**head, blocks=(3,), num_classes=5)
+            >>> model = keras_vit.dense.DenseModel(keras_vit.zoo.load("digits"), head)
+            >>> model.predict_segments(np.zeros((40, 60, 3), "uint8"), threshold=0.9)[0].ids.shape
+            (40, 60)
+        """
+        if self.head.output != "segments":
+            raise ValueError(f"predict_segments needs a model with queries, an EoMT. Received: {self.task.NAME}")
+        chosen = segment_task(task, self.head.framing)
+        found = []
+        for image in single_images(images):
+            [pixels] = to_arrays(image, self.config.num_channels)
+            whole: Size = pixels.shape[1:3]
+            parts, size = self._run_windows(pixels[0])
+            if chosen == "semantic":
+                best = to_image(class_scores(parts, size), self.head, whole)
+                labels, numbers = np.unique(best, return_inverse=True)
+                ids = numbers.reshape(whole).astype(np.int32) + 1
+                rows: list[Row] = [(int(label), None) for label in labels]
+            else:
+                options: Any = {"task": chosen, "threshold": threshold, "stuff_classes": stuff_classes}
+                sizes = (self.config.size, size, whole)
+                ids, rows = find_segments(parts[0].classes, parts[0].masks, sizes, **options)
+            found.append(describe(ids, rows, self.task.class_names()))
+        if not found:
+            raise ValueError("predict_segments needs at least one image. Received: an empty list")
+        return found
+
+    def _run_windows(self, pixels: np.ndarray) -> tuple[list[Window], Size]:
+        """Run an EoMT on the squares of one image; also the size to which the image is resized before it is cut."""
+        if self.config.size[0] != self.config.size[1]:
+            raise ValueError(f"An EoMT finds segments in squares. Received: a model of {self.config.size} pixels")
+        prepared = frame(pixels, self.head, self.config)[0]
+        black = frame(np.zeros_like(pixels[:1, :1]), self.head, self.config)[0, 0, 0]
+        parts = []
+        for part in windows(prepared, self.config.size[0], black):
+            output = self.predict_on_batch(part.pixels[None])
+            for values in output.values():
+                check_outputs(values)
+            parts.append(part._replace(classes=output["class_logits"][0], masks=output["mask_logits"][0]))
+        return parts, prepared.shape[:2]
 
     def resized(self, image_size: int | tuple[int, int]) -> DenseModel:
         """Copy the model for another image size, as `VisionTransformer.resized` does.

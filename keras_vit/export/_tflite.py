@@ -200,7 +200,8 @@ def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
     samples.image_shape(model)
     if not isinstance(model, keras.Function):
         yield f"the model must be a functional Keras model. Received: {type(model).__name__}. {CONVERT}"
-    if len(model.outputs) != 1:
+    names = set(model.output) if isinstance(model.output, dict) else set()
+    if len(model.outputs) != 1 and names != {*tasks.of_model(model).outputs}:
         yield f"the model must have one output. Received: {len(model.outputs)} outputs"
     if options.attention and not hasattr(model, "attention_maps"):
         yield f"attention=True is for VisionTransformers. Received: {type(model).__name__}"
@@ -242,7 +243,7 @@ def _choose_images(
 
 def _check_variety(model: keras.Model, images: np.ndarray) -> None:
     """Raise a ValueError if a model's outputs are equal for all images that a file would be compared on."""
-    outputs = keras.ops.convert_to_numpy(model.predict_on_batch(images[:VARIED]))
+    outputs = keras.ops.convert_to_numpy(keras.tree.flatten(model.predict_on_batch(images[:VARIED]))[0])
     if len(images) > 1 and np.ptp(outputs, axis=0).max() <= ALIKE * np.abs(outputs).max():
         raise ValueError(
             "calibration images must differ, and be as the model will meet them: a comparison on these says nothing of "
@@ -270,6 +271,7 @@ def _write_file(
     builder = build_file(model, options)
     config = image_config(model)
     outputs = [options.output_name(tasks.of_model(model).outputs), *["attention"] * options.attention]
+    outputs = list(model.output) if isinstance(model.output, dict) else outputs
     content = metadata.pack_metadata(
         dtype=options.input_dtype,
         preprocessing=config.preprocessing,

@@ -22,12 +22,12 @@ from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.text import needs_extra
 from keras_vit.export.litert.builder import IDENTIFIER, schema
 from keras_vit.export.litert.head import num_folded_weights
+from keras_vit.export.litert.layers import MAX_RANK
 from keras_vit.export.modes import Mode
 from keras_vit.model.task import MAIN_OUTPUTS
 
 MAX_REASON = 300  # characters of what LiteRT says about a file
 VARIABLE_OPERATORS = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}  # read weights that are not in the file
-MAX_RANK = 4  # dimensions that GPUs and NPUs accept
 WEIGHT_SLACK = 0.2  # a file may be larger by this share of its weights, for scales and lookup tables,
 GRAPH_BYTES = 256 * 1024  # and by this much for its graph
 

@@ -38,6 +38,9 @@ class Report:
             closer than a tenth of the standard deviation of its logits over classes.
         mean_iou: for maps of classes, the mean IoU with the model's maps, 0 to 1. The errors and cosines of a file that
             returns numbers of classes and no logits are None.
+            For segments, that of the masks of the queries that have a class.
+        segments: number of panoptic segments that the model finds in the images; the agreement is then twice the number
+            that the file finds too (the same class, IoU above 0.5), divided by those of both.
         relative_error: for depth, the mean difference from the model's, divided by the model's.
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
@@ -79,6 +82,7 @@ class Report:
     difference_cosine: float | None = None
     decided_agreement: float | None = None
     mean_iou: float | None = None
+    segments: int | None = None
     relative_error: float | None = None
     accelerated: Accelerated | None = None
     rounding: tuple[str, ...] = ()
@@ -108,6 +112,7 @@ class Report:
             ties = f", {self.decided_agreement:.2%} with near ties"
         same = "same best class" if self.mean_iou is None else "pixels of the same class"
         same = same if self.relative_error is None else "pixels within a factor of 1.25"
+        same = same if self.segments is None else f"same segments, of {self.segments},"
         errors = ""
         if self.cosine is not None:
             errors = f"cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error {self.max_error:.1e}, "

@@ -42,7 +42,7 @@ def build(model: VisionTransformer, *, labels: Sequence[str] | None, top: int) -
         image_size=config.size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
     decoded = functools.partial(decode, config=config)
-    own_output = model.task.outputs[0]
+    own_outputs = model.output if isinstance(model.output, dict) else model.task.outputs[:1]
     answer = functools.partial(model.task.served_outputs, names=labels, top=top)
     run = tf.function(model_function(model), input_signature=[floats])  # once in the file, called by all
 
@@ -52,7 +52,7 @@ def build(model: VisionTransformer, *, labels: Sequence[str] | None, top: int) -
         return {**outputs, "valid": valid}
 
     def with_output(computed: Outputs) -> Outputs:
-        return {**answer(computed), own_output: computed[own_output]}
+        return {**answer(computed), **{name: computed[name] for name in own_outputs}}
 
     # The names of arguments are those of the inputs.
     specified: dict[str, tuple[Callable[..., Outputs], Any]] = {
@@ -101,7 +101,8 @@ def model_function(model: keras.Model) -> Callable[[Any], Outputs]:
 
 def _map_outputs(model: keras.Model, images: Any) -> Outputs:
     with runtime.fuse_with(_for_graphs):
-        return {model.task.outputs[0]: model(images, training=False)}
+        output = model(images, training=False)
+        return output if isinstance(output, dict) else {model.task.outputs[0]: output}
 
 
 def _for_graphs(

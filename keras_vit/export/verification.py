@@ -212,7 +212,8 @@ def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outpu
 def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, names: list[str]) -> Outputs:
     batches = np.array_split(images, math.ceil(len(images) / BATCH))
     to_array = keras.ops.convert_to_numpy
-    own_output = np.concatenate([to_array(model.predict_on_batch(batch)) for batch in batches])
+    parts = [model.predict_on_batch(batch) for batch in batches]
+    own_output = keras.tree.map_structure(lambda *values: np.concatenate([*map(to_array, values)]), *parts)
     outputs = {}
     for name in names:
         if name == "attention":
@@ -235,8 +236,8 @@ def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: Exporte
     # As many channels as the model has: TensorFlow's grey of a colour file differs from the original grey.
     pixels = samples.pixels(model.config, NUM_IMAGE_FILES, size=(97, 131))
     prepared = model.preprocess(pixels)
-    [(name, received)] = file.call_files([tf.io.encode_png(image).numpy() for image in pixels]).items()
-    error = _difference(file.call(prepared)[name], received)
+    received = file.call_files([tf.io.encode_png(image).numpy() for image in pixels])
+    error = _difference(file.call(prepared), received)
     dtype = "bfloat16" if file.is_bfloat16 else model.layers[1].compute_dtype
     limit = MAX_FILES_ERROR.get(dtype, MAX_FILES_ERROR_LOW_PRECISION)
     if not error <= limit:  # NaN fails too
@@ -244,12 +245,13 @@ def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: Exporte
             f"{path} prepares image files differently from the model: wanted outputs within {limit} of the "
             f"model's. Received: {error:.1e}"
         )
-    return _difference(_model_outputs(model, task, prepared, [name])[name], received)
+    return _difference(_model_outputs(model, task, prepared, list(received)), received)
 
 
-def _difference(expected: np.ndarray, received: np.ndarray) -> float:
-    """Largest difference, divided by the largest value if that is above 1."""
-    return float(np.abs(received - expected).max() / max(1.0, float(np.abs(expected).max())))
+def _difference(expected: Outputs, received: Outputs) -> float:
+    """Largest difference of an output, divided by its largest value if that is above 1."""
+    pairs = [(expected[name], values) for name, values in received.items()]
+    return max(float(np.abs(got - want).max() / max(1.0, float(np.abs(want).max()))) for want, got in pairs)
 
 
 # ---- measures
@@ -273,6 +275,7 @@ def compare(task: tasks.Task, expected: Outputs, received: Outputs) -> dict[str,
         "agreement": float(agree.mean()),
         "decided_agreement": float(agree_or_tie.mean()),
         **task.comparison(name, want, got),
+        **task.joint_comparison(expected, received),
     }
 
 
@@ -340,9 +343,11 @@ def check_thresholds(
     is_quantized = min(mode.bits) < HALF_BITS
     if report.cosine is None:  # maps of classes
         values["agreement"] = report.agreement
-        least["agreement"] = round(1 - CLASS_MAP_TOLERANCE * (1 - max(least["agreement"], LEAST_CLASS_MAP)), 4)
+        least["agreement"] = _class_map_share(least["agreement"])
     elif not has_classes:
         least["agreement"] = 0.0
+    elif report.segments is not None:  # they have near ties too, as pixels of maps: scores near the threshold
+        least["agreement"] = _least_share(_class_map_share(least["agreement"]), max(1, report.segments))
     elif is_quantized:
         least["agreement"] = _least_share(least["agreement"], report.images)
     least["agreement"] = given_least.get("agreement", least["agreement"])
@@ -358,6 +363,11 @@ def check_thresholds(
             f"{report.path} differs from the model: wanted {wanted}. {'; '.join(report.lines()[1:])}. "
             f"What to do: {'; or '.join(_next_steps(missed, mode, is_detected=is_detected))}"
         )
+
+
+def _class_map_share(least: float) -> float:
+    """Least share of pixels, or of segments, where a mode asks for this share of images."""
+    return round(1 - CLASS_MAP_TOLERANCE * (1 - max(least, LEAST_CLASS_MAP)), 4)
 
 
 def _least_share(least: float, images: int) -> float:

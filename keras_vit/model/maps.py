@@ -147,6 +147,52 @@ class DepthBins(BaseLayer):
         return (*input_shape[:-1], 1)
 
 
+@keras.saving.register_keras_serializable("keras_vit")
+class FirstTokens(BaseLayer):
+    """Take the first `count` tokens of (batch, tokens, width)."""
+
+    def __init__(self, count: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.count = count
+
+    def call(self, x: Any) -> Any:
+        """Take the tokens."""
+        return x[:, : self.count]
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
+        """Shape of the tokens."""
+        return (input_shape[0], self.count, input_shape[-1])
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class MaskLogits(BaseLayer):
+    """Multiply queries (batch, queries, width) with each cell of maps (batch, rows, columns, width).
+
+    The result is (batch, rows, columns, queries): a mask for each query.
+    """
+
+    def call(self, queries: Any, maps: Any) -> Any:
+        """Compute the products."""
+        return ops.einsum("bqc,bhwc->bhwq", queries, maps)
+
+    def compute_output_shape(self, queries_shape: tuple[Any, ...], maps_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Shape of the masks."""
+        return (*maps_shape[:-1], queries_shape[1])
+
+
+def resize_axis(x: np.ndarray, axis: int, new: int, *, align_corners: bool = False) -> np.ndarray:
+    """Resize one axis of an array bilinearly, as `ResizeBilinear` does."""
+    return interpolate(x, axis, *neighbours(new, x.shape[axis], align_corners=align_corners))
+
+
+def interpolate(x: np.ndarray, axis: int, first: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Interpolate between the cells `first` and those that follow them along an axis."""
+    weights = share.astype(np.float32).reshape(-1, *(1,) * (x.ndim - 1 - axis))
+    low, high = np.take(x, first, axis), np.take(x, np.minimum(first + 1, x.shape[axis] - 1), axis)
+    mixed: np.ndarray = low + (high - low) * weights
+    return mixed
+
+
 def map_names(config: ViTConfig, blocks: Blocks) -> list[str]:
     """Names of the intermediate results that `VisionTransformer.feature_maps` turns into maps."""
     stages = range(1, 1 + len(config.resnet.num_layers)) if config.resnet else range(0)

@@ -25,7 +25,7 @@ Labels = str | Sequence[str] | None  # name of a list in zoo/labels, names of th
 # its logits over classes. Only the model's logits say so: a bad file must not excuse itself by its own errors.
 NEAR_TIE = 0.1
 # Names of the outputs of all tasks. A file's main output is the first of these that it has.
-MAIN_OUTPUTS = ("logits", "probabilities", "features", "depth", "classes")
+MAIN_OUTPUTS = ("logits", "probabilities", "features", "depth", "classes", "class_logits", "mask_logits")
 Kind = TypeVar("Kind", bound=type[Any])
 
 
@@ -109,6 +109,10 @@ class Task(Protocol):
 
     def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
         """Compute fields of an export's report that this task adds or measures in another way."""
+        return {}
+
+    def joint_comparison(self, expected: Tensors, received: Tensors) -> dict[str, Any]:
+        """Compute fields of an export's report from all outputs of the model and of the file."""
         return {}
 
     def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:

@@ -11,6 +11,19 @@ from keras_vit.model.layers.base import activation_function, dense_layer, initia
 from keras_vit.model.layers.position_variants import RelativePosition
 
 
+def rotary_arguments(c: ViTConfig, *, queries: int = 0) -> dict[str, Any] | None:
+    """Arguments of the `Rotary` of a block, None without one; `queries` are tokens in front of all others."""
+    if c.rotary_theta is None:
+        return None
+    return {
+        "grid": c.grid,
+        "prefix_tokens": queries + c.num_prefix_tokens,
+        "theta": c.rotary_theta,
+        "trained_grid": c.rotary_grid,
+        "interleaved": c.rotary_interleaved,
+    }
+
+
 class Network:
     """Symbolic Keras tensors of a Vision Transformer, under a dtype policy."""
 
@@ -108,7 +121,7 @@ class Network:
         is_last = i == c.num_layers - 1
         block = vit.EncoderBlock(
             c.block,
-            rotary=self._rotary(),
+            rotary=rotary_arguments(c),
             stochastic_depth=c.stochastic_depth * i / max(1, c.num_layers - 1),
             final_tokens=c.num_final_tokens if is_last and c.classifier == "token" else None,
             name=f"block_{i}",
@@ -124,18 +137,6 @@ class Network:
             return (x,)
         positions = self._position_layer("position" if c.position_place == "shared" else f"position_{i}")(x)
         return (x, positions) if c.position == "relative" else (positions,)
-
-    def _rotary(self) -> dict[str, Any] | None:
-        c = self.config
-        if c.rotary_theta is None:
-            return None
-        return {
-            "grid": c.grid,
-            "prefix_tokens": c.num_prefix_tokens,
-            "theta": c.rotary_theta,
-            "trained_grid": c.rotary_grid,
-            "interleaved": c.rotary_interleaved,
-        }
 
     def _norm(self, name: str) -> vit.LayerNormalization:
         return vit.LayerNormalization(epsilon=self.config.norm_epsilon, name=name, dtype=self.policy)

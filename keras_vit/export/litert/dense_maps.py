@@ -8,16 +8,20 @@ import numpy as np
 
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, Array, float64
-from keras_vit.export.litert.layers import apply_affine
+from keras_vit.export.litert.layers import activation, apply_affine
 from keras_vit.export.litert.operators import static_dim
 from keras_vit.export.litert.stem import norm_and_relu
 from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, source, unsupported, writes
 from keras_vit.model import layers as vit
-from keras_vit.model.maps import DepthBins, PatchMap, ResizeBilinear
+from keras_vit.model.config import ACTIVATIONS
+from keras_vit.model.layers.base import activation_function
+from keras_vit.model.maps import DepthBins, FirstTokens, MaskLogits, PatchMap, ResizeBilinear
 
 honours(PatchMap, "grid", "prefix_tokens", class_token=("drop", "add", "concat"))
 honours(ResizeBilinear, "size", "align_corners")
 honours(DepthBins, "least", "most")
+honours(FirstTokens, "count")
+honours(MaskLogits)
 
 
 @writes(PatchMap)
@@ -67,6 +71,31 @@ def write_depth_bins(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     return PendingTensor(ops.add(depth, ops.constant(np.array(middle), f"{name}/middle"), name))
 
 
+@writes(FirstTokens)
+def write_first_tokens(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
+    """Write the first tokens of a norm's result; its gain and shift are left to the layers that read them."""
+    value = file.read(tokens)
+    return dataclasses.replace(value, tensor=file.ops.slice(value.tensor, 1, 0, layer.count, layer.name))
+
+
+@writes(MaskLogits)
+def write_mask_logits(file: FileWriter, layer: Any, queries: Any, maps: Any) -> PendingTensor:
+    """Write the products of queries and cells; the few queries take the gain and shift of the cells' norm."""
+    ops, name = file.ops, layer.name
+    query, value = apply_affine(ops, file.read(queries), f"{name}/input"), file.read(maps)
+    batch, rows, columns, width = value.tensor.shape
+    cells = ops.reshape(value.tensor, (batch, static_dim(rows) * static_dim(columns), width), f"{name}/cells")
+    shape = (batch, rows, columns, query.shape[1])
+    if value.affine is None:
+        return PendingTensor(ops.reshape(ops.matmul(cells, query, f"{name}/rows", transpose_b=True), shape, name))
+    gain, shift = value.affine.gain, value.affine.shift + value.affine.constant
+    scaled = ops.multiply(query, ops.constant(gain, f"{name}/gain"), f"{name}/scaled")
+    shifts = ops.multiply(query, ops.constant(shift, f"{name}/shift"), f"{name}/shifts")
+    offset = ops.reshape(ops.sum(shifts, [2], f"{name}/sums", keepdims=True), (batch, 1, shape[3]), f"{name}/offset")
+    products = ops.matmul(cells, scaled, f"{name}/products", transpose_b=True)
+    return PendingTensor(ops.reshape(ops.add(products, offset, f"{name}/rows"), shape, name))
+
+
 _CONVOLUTIONS = (keras.layers.Conv2D, keras.layers.Conv2DTranspose)
 _ACTIVATIONS = {"relu": "RELU", "sigmoid": "LOGISTIC", "tanh": "TANH"}  # Keras' name -> operator
 
@@ -84,6 +113,17 @@ for kind in _CONVOLUTIONS:
         dilation_rate=((1, 1),),
         groups=(1,),
     )
+honours(
+    keras.layers.DepthwiseConv2D,
+    "kernel_size",
+    strides=((1, 1),),
+    activation=("linear",),
+    use_bias=(False,),
+    depth_multiplier=(1,),
+    padding=("same", "valid"),
+    data_format=("channels_last",),
+    dilation_rate=((1, 1),),
+)
 honours(keras.layers.BatchNormalization, "momentum", "epsilon", "center", "scale", "synchronized")
 honours(keras.layers.Activation, "activation")
 honours(keras.layers.ReLU)
@@ -136,14 +176,25 @@ def write_convolution(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     return PendingTensor(tensor if name == "linear" else _activation(file, layer, name, tensor))
 
 
+@writes(keras.layers.DepthwiseConv2D)
+def write_depthwise_convolution(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
+    """Write a convolution of each channel."""
+    tensor = apply_affine(file.ops, file.read(x), f"{layer.name}/input")
+    kernel = float64(layer.kernel)[..., 0]
+    return PendingTensor(file.ops.depthwise_convolution(tensor, kernel, layer.name, same=layer.padding == "same"))
+
+
 def _is_linear(layer: Any) -> bool:
     return bool(layer.activation is keras.activations.linear)
 
 
 def _activation(file: FileWriter, layer: Any, name: Any, x: Tensor) -> Tensor:
-    if name not in _ACTIVATIONS:
+    if isinstance(name, str) and name in _ACTIVATIONS:
+        return file.ops.unary(_ACTIVATIONS[name], x, f"{layer.name}/{name}")
+    ours = next((known for known in ACTIVATIONS if activation_function(known) is layer.activation), None)
+    if ours is None:
         raise unsupported(layer, f" with the activation {name!r}")
-    return file.ops.unary(_ACTIVATIONS[name], x, f"{layer.name}/{name}")
+    return activation(file.ops, ours, x, f"{layer.name}/{ours}")
 
 
 def _convolution(file: FileWriter, layer: Any, x: Any, *, norm: Any = None, activation: str | None = None) -> Tensor:

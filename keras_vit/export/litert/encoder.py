@@ -55,7 +55,7 @@ honours(vit.PositionEmbedding, "grid", "prefix_tokens", "kind", "method")
 
 @writes(vit.PrefixTokens, vit.PositionEmbedding, reads_stream=True)
 def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
-    """Write prefix tokens and positions in front of the first block: one addition to the padded patches."""
+    """Write prefix tokens, and positions in front of the first block: one addition to the padded tokens."""
     layers = [layer]
     while isinstance(source(tokens)[0], vit.PrefixTokens | vit.PositionEmbedding):
         front, [tokens] = source(tokens)
@@ -68,12 +68,14 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor
         else:
             table = table + folding.float64(stem_layer.table())[0]
     tensor = apply_affine(file.ops, x, f"{layer.name}/input")
-    tensor = file.ops.pad(tensor, (0, len(table) - static_dim(tensor.shape[1]), 0), "prefix/places")
+    name = layer.name if isinstance(source(tokens)[0], vit.EncoderBlock) else "prefix"  # an EoMT's queries
+    tensor = file.ops.pad(tensor, (0, len(table) - static_dim(tensor.shape[1]), 0), f"{name}/places")
     if table.any():
         table = folding.center_and_scale(table, x.scales)
         positions = (vit.PositionEmbedding, RelativePosition)
         has_others = any(isinstance(x, positions) and x not in layers for x in file.model.layers)
-        name = "prefix" if has_others else "position"  # blocks with positions use the second name
+        if name == "prefix" and not has_others:
+            name = "position"  # blocks with positions use it
         tensor = file.ops.add_table(tensor, table[None], name)
     return PendingTensor(tensor, scales=x.scales)
 

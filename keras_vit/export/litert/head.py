@@ -39,6 +39,10 @@ def write_model(file: FileWriter) -> None:
     ops.builder.description = f"{model.name}, a {type(model).__name__} by keras_vit"
     second_output = {"attention": encoder.class_attention(file)} if options.attention else {}
     task = tasks.of_model(model)
+    if isinstance(model.output, dict):
+        outputs = {name: layers.apply_affine(ops, file.read(tensor), name) for name, tensor in model.output.items()}
+        ops.builder.signature(file.inputs, outputs)
+        return
     name = options.output_name(task.outputs)
     output = layers.apply_affine(ops, file.read(model.outputs[0]), task.outputs[0])
     if name == "probabilities":

@@ -1,5 +1,6 @@
 """Writers of layers that all parts of a network have: norm, dense, activation, MLP."""
 
+import math
 from typing import Any
 
 import keras
@@ -14,6 +15,8 @@ from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
 from keras_vit.model.layers.base import activation_function
 from keras_vit.model.layers.block import Dense
+
+MAX_RANK = 4  # dimensions that GPUs and NPUs accept
 
 honours(vit.Dropout, "rate", "noise_shape", "seed")
 honours(vit.StochasticDepth, "rate")
@@ -108,7 +111,8 @@ def _mean_square(ops: Operators, x: Tensor, name: str, scales: Array | None) -> 
     if ops.norms == "float" and not is_scaled:
         return ops.mean(ops.multiply(x, x, f"{name}/squares"), [-1], f"{name}/variance", keepdims=True)
     width = x.shape[-1]
-    rows = ops.reshape(x, (*x.shape[:-1], 1, width), f"{name}/rows")
+    sides = x.shape[1:-1] if len(x.shape) < MAX_RANK else (math.prod(map(static_dim, x.shape[1:-1])),)
+    rows = ops.reshape(x, (x.shape[0], *sides, 1, width), f"{name}/rows")
     square = ops.matmul(rows, rows, f"{name}/square", transpose_b=True)
     variance = ops.multiply(
         square, ops.constant(np.array(1 / static_dim(width)), f"{name}/width"), f"{name}/square/mean"

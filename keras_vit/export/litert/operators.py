@@ -201,6 +201,24 @@ class Operators:
             fusedActivationFunction=FUSED_ACTIVATIONS[activation],
         )
 
+    def depthwise_convolution(self, x: Tensor, kernel: np.ndarray, name: str, *, same: bool) -> Tensor:
+        """Filter each channel by itself, with step 1; kernel: (height, width, channels), which stays float32."""
+        height, width, channels = kernel.shape
+        rows, columns = (
+            window_count(static_dim(side), size, 1, same=same)
+            for side, size in zip(x.shape[1:3], (height, width), strict=True)
+        )
+        return self.builder.operator(
+            "DEPTHWISE_CONV_2D",
+            [x, self.constant(kernel[None], f"{name}/kernel"), self.constant(np.zeros(channels), f"{name}/bias")],
+            (name, (x.shape[0], rows, columns, channels), "float32"),
+            options="DepthwiseConv2DOptions",
+            padding=SAME if same else VALID,
+            strideH=1,
+            strideW=1,
+            depthMultiplier=1,
+        )
+
     def transposed_convolution(
         self, x: Tensor, kernel: np.ndarray, bias: np.ndarray, name: str, *, strides: tuple[int, int], same: bool
     ) -> Tensor:

@@ -387,6 +387,8 @@ def are_comparable(labels: str | tuple[str, ...] | None, num_classes: int, class
 
 def check_kind(data: Data, task: Task) -> None:
     """Raise a ValueError if a data set has labels of another task than a model."""
+    if not task.OBJECTIVES:
+        raise ValueError(f"keras_vit neither trains nor evaluates a model that returns {task.NAME}, as an EoMT does")
     if task.NAME != data.task.NAME:
         raise ValueError(
             f"{data.name} has {data.task.NAME}, and the model returns {task.NAME}. For maps a model needs a head: "
