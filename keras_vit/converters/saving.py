@@ -37,7 +37,6 @@ from keras_vit.converters.table import (
     formats,
     load_table,
     lookup,
-    read_features,
     without_leading_ones,
 )
 from keras_vit.errors import CheckpointError
@@ -259,7 +258,7 @@ def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, 
     sources = {path: source for path, source in found.items() if source and source.row.unless not in written}
     unsupported = [path for path in shapes if path not in sources and not table.is_zero_without_tensor(path)]
     if unsupported:
-        known = read_features()["names"]
+        known = config_json.read_features()["names"]
         features = sorted({feature for path in unsupported for part, feature in known.items() if part in path})
         raise CheckpointError(
             f"The {table.format} format has no place for {', '.join(features) or 'some variables'}: "

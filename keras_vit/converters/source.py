@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from keras_vit._util import files
 from keras_vit._util.text import warn
-from keras_vit.converters.config_json import check_json, fitting_labels, read_beside
+from keras_vit.converters.config_json import check_json, fitting_labels, read_beside, read_features
 from keras_vit.converters.containers import (
     Container,
     find_weights,
@@ -28,7 +28,6 @@ from keras_vit.converters.table import (
     fields_of_rows,
     formats,
     load_table,
-    read_features,
 )
 from keras_vit.errors import CheckpointError as CheckpointError
 from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields

@@ -304,12 +304,12 @@ class Table:
 
     def asked_for(self, fields: Mapping[str, Any]) -> list[str]:
         """List the fields that a caller must state of a file with these fields and without a config.json."""
-        found = []
-        for rule in self.asks:
-            values = {name: value for name, value in rule.items() if name != "fields"}
-            if all(fields.get(name) == value for name, value in values.items()):
-                found += rule["fields"]
-        return found
+        return [
+            name
+            for rule in self.asks
+            if all(fields.get(key) == value for key, value in rule.items() if key != "fields")
+            for name in rule["fields"]
+        ]
 
     def is_zero_without_tensor(self, variable: str) -> bool:
         """Whether a variable is zero in files that have no tensor for it."""
@@ -496,9 +496,3 @@ def _row(variable: str, text: str) -> Row:
     if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:
         raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r:.200}")
     return Row(variable, tensor, **options)
-
-
-@functools.cache
-def read_features() -> dict[str, Any]:
-    """Read converters/features.toml: how the variables of a model show its config."""
-    return files.read_toml(files.data_folder("converters") / "features.toml")
