@@ -323,7 +323,7 @@ def report(results: dict[str, list[dict[str, Any]]], left_out: dict[str, str], s
         reference = name.removeprefix("torch: ") if "photos" in name else BFLOAT if CONTENDERS[name][1] else FLOAT
         print(line(name, rows, results.get(reference)))
     print(f"\nx ours: its time in that of {FLOAT!r}, in bfloat16 of {BFLOAT!r}; median of the rounds' ratios")
-    print(f"photos: {PHOTOS} at {SIZE_PHOTOS}, 20 classes, the head and a part trained; x ours: in that of the same part")
+    print(f"photos: {PHOTOS} at {SIZE_PHOTOS}, 20 classes, the head and a part trained; x ours: of the same part")
     print(
         "others: processors that other programs took meanwhile; PyTorch's threads wait for each other and suffer most"
     )
