@@ -35,6 +35,7 @@ SIZES = {"drawings": 84, "digits": 56}  # pixels that the model sees
 COUNTS = {"drawings": (5, 20, 0), "digits": (5, 20, 100, 0)}  # pictures of a class to train on; 0 for all
 NUM_CLASSES = {"drawings": 20, "digits": 10}  # of drawings those with the most pictures
 HELD_OUT = {"drawings": 10, "digits": 100}  # pictures of a class that no run trains on; the others of "all" it does
+SEEDS = 3  # draws
 JUDGED = 500  # pictures of another style
 PROBE = "probe, 8 blocks"
 # Method: its changes of the recipe finetune-photos, with the probe's own as the start; None for the probes.
@@ -142,37 +143,41 @@ def read() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()] if RESULTS.exists() else []
 
 
-def cells(data: str, count: int, method: str, field: str) -> list[float]:
+def cells(data: str, count: int, method: str, field: str) -> dict[int, float]:
     """Return a figure of each seed's run."""
     wanted = {"data": data, "count": count, "method": method}
-    return [line[field] for line in read() if wanted.items() <= line.items()]
+    return {line["seed"]: line[field] for line in read() if wanted.items() <= line.items()}
 
 
-def spread(values: list[float]) -> str:
-    """Return mean and deviation in percent, and the number of runs if it is not three."""
+def spread(values: list[float], sign: str = "") -> str:
+    """Return mean and deviation in percent, and the number of runs if it is not SEEDS."""
     if not values:
         return "-"
     deviation = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * statistics.mean(values):.1f}{deviation}" + f" ({len(values)})" * (len(values) != 3)
+    return f"{100 * statistics.mean(values):{sign}.1f}{deviation}" + f" ({len(values)})" * (len(values) != SEEDS)
 
 
 def table() -> None:
-    """Print accuracy on the style of the training and on another one, and the minutes of a run, as Markdown."""
+    """Print % right of the probes, points that training adds to it in the same draw, and minutes, as Markdown."""
     for data, counts in COUNTS.items():
         for field in ("within", "across", "minutes"):
             print(f"\n| {data}, {field} | " + " | ".join(f"{count or 'all'} a class" for count in counts) + " |")
             print("|---" * (len(counts) + 1) + "|")
-            for method in METHODS:
-                rows = [cells(data, count, method, field) for count in counts]
-                if field == "minutes":
-                    texts = [f"{statistics.median(row):.1f}" if row else "-" for row in rows]
-                else:
-                    texts = [spread(row) for row in rows]
+            for method, changes in METHODS.items():
+                texts = []
+                for count in counts:
+                    found, probe = (cells(data, count, name, field) for name in (method, PROBE))
+                    if field == "minutes":
+                        texts.append(f"{statistics.median(found.values()):.1f}" if found else "-")
+                    elif changes is None:
+                        texts.append(spread([*found.values()]))
+                    else:
+                        texts.append(spread([found[seed] - probe[seed] for seed in found if seed in probe], "+"))
                 print(f"| {method} | " + " | ".join(texts) + " |")
 
 
 def plot(path: Path) -> None:
-    """Draw accuracy over pictures of a class: a line for each method, bars for the deviation."""
+    """Draw accuracy over pictures of a class where all draws are done, with bars for the deviation."""
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 4, figsize=(14, 4), layout="constrained")
@@ -181,10 +186,11 @@ def plot(path: Path) -> None:
         axes.set_title(f"{data}, {'same style' if field == 'within' else 'another style'}")
         axes.set(xscale="log", xlabel="pictures of a class", ylabel="% right")
         for method in METHODS:
-            counts = [count for count in COUNTS[data] if cells(data, count, method, field)]
-            shown = [statistics.mean(cells(data, count, method, "pictures")) / NUM_CLASSES[data] for count in counts]
-            found = [[100 * value for value in cells(data, count, method, field)] for count in counts]
-            errors = [statistics.stdev(values) if len(values) > 1 else 0 for values in found]
+            counts = [count for count in COUNTS[data] if len(cells(data, count, method, field)) >= SEEDS]
+            pictures = [cells(data, count, method, "pictures").values() for count in counts]
+            shown = [statistics.mean(values) / NUM_CLASSES[data] for values in pictures]
+            found = [[100 * value for value in cells(data, count, method, field).values()] for count in counts]
+            errors = [statistics.stdev(values) for values in found]
             axes.errorbar(shown, [*map(statistics.mean, found)], errors, label=method, marker="o", capsize=2, lw=1)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path)
@@ -207,7 +213,7 @@ def main() -> None:
         if (path := getattr(options, data)) is not None:
             pictures = load(path)
             for count in options.count or COUNTS[data]:
-                for seed in options.seed or range(3):
+                for seed in options.seed or range(SEEDS):
                     if count in COUNTS[data]:
                         measure(data, pictures, count, seed, options.only)
     table()
