@@ -184,15 +184,17 @@ def plot(path: Path) -> None:
     sides = [(data, field) for data in COUNTS for field in ("within", "across")]
     for axes, (data, field) in zip(panels, sides, strict=True):
         axes.set_title(f"{data}, {'same style' if field == 'within' else 'another style'}")
-        axes.set(xscale="log", xlabel="pictures of a class", ylabel="% right")
-        for method in METHODS:
+        axes.set(xscale="log", xlim=(4, 500), xlabel="pictures of a class", ylabel="% right")
+        for number, method in enumerate(METHODS):
             counts = [count for count in COUNTS[data] if len(cells(data, count, method, field)) >= SEEDS]
             pictures = [cells(data, count, method, "pictures").values() for count in counts]
             shown = [statistics.mean(values) / NUM_CLASSES[data] for values in pictures]
             found = [[100 * value for value in cells(data, count, method, field).values()] for count in counts]
             errors = [statistics.stdev(values) for values in found]
-            axes.errorbar(shown, [*map(statistics.mean, found)], errors, label=method, marker="o", capsize=2, lw=1)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+            if found:
+                means = [statistics.mean(values) for values in found]
+                axes.errorbar(shown, means, errors, label=method, color=f"C{number}", marker="o", capsize=2, lw=1)
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path)
 
 
