@@ -2,6 +2,7 @@
 
     python benchmarks/train_step.py                        with PyTorch if torch and timm are installed
     python benchmarks/train_step.py --rounds 1 --steps 3 --only torch --only keras_vit
+    python benchmarks/train_step.py --only photos          DINOv2-S/14 at 112 pixels, 20 classes: parts of it, LoRA
 
 224 pixels, 1000 classes, batches of 32, AdamW with clipping by the global norm. One batch repeats, so that no step
 waits for input. Each measurement is a new process; the rows alternate. Linux only (/proc).
@@ -14,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import math
 import os
 import platform
 import random
@@ -28,6 +30,8 @@ from typing import Any
 
 SCRIPT = Path(__file__).resolve()
 MODEL, TORCH_MODEL, SIZE, CLASSES, BATCH = "Ti/16", "vit_tiny_patch16_224", 224, 1000, 32
+PHOTOS, TORCH_PHOTOS, SIZE_PHOTOS = "DINOv2-S/14", "vit_small_patch14_dinov2", 112
+RANK = 8  # of LoRA on queries and values
 RATE, DECAY, CLIP = 1e-4, 0.05, 1.0
 WARM_UP = 2  # steps not timed; the first compiles
 THREADS = 2
@@ -37,47 +41,47 @@ PLAIN, REMAT = "keras_vit: without XLA", "keras_vit: remat without XLA"
 Step = Callable[[], float]
 
 
-def batch() -> tuple[Any, Any]:
-    """Return random images, float32 (32, 224, 224, 3), and classes, int64 (32,)."""
+def batch(size: int, classes: int) -> tuple[Any, Any]:
+    """Return random images, float32 (32, size, size, 3), and classes, int64 (32,)."""
     import numpy as np
 
     rng = np.random.default_rng(0)
-    return rng.normal(size=(BATCH, SIZE, SIZE, 3)).astype(np.float32), rng.integers(0, CLASSES, BATCH)
+    return rng.normal(size=(BATCH, size, size, 3)).astype(np.float32), rng.integers(0, classes, BATCH)
 
 
-def keras_batches() -> Any:
+def keras_batches(size: int = SIZE, classes: int = CLASSES) -> Any:
     """Return the batch, repeated without end, as a tf.data.Dataset of images and one-hot labels."""
     import numpy as np
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(THREADS)
     tf.config.threading.set_inter_op_parallelism_threads(THREADS)
-    images, classes = batch()
-    tensors = tf.constant(images), tf.constant(np.eye(CLASSES, dtype=np.float32)[classes])
+    images, labels = batch(size, classes)
+    tensors = tf.constant(images), tf.constant(np.eye(classes, dtype=np.float32)[labels])
     return tf.data.Dataset.from_tensors(tensors).repeat()
 
 
-def ours(**changes: Any) -> tuple[Step, int]:
-    """Return a function that runs one step of keras_vit.train, and the model's number of parameters."""
-    batches = keras_batches()
+def ours(name: str = MODEL, size: int = SIZE, classes: int = CLASSES, **changes: Any) -> tuple[Step, int]:
+    """Return a function that runs one step of keras_vit.train, and the number of parameters that it trains."""
+    batches = keras_batches(size, classes)
     import tensorflow as tf
 
-    from keras_vit.model.config import ViTConfig
-    from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit import zoo
     from keras_vit.train._recipe import Recipe
     from keras_vit.train.prepare import adapt_model
     from keras_vit.train.step import TrainState, make_train_step
 
     rates: dict[str, Any] = {"learning_rate": RATE, "weight_decay": DECAY, "clip_norm": CLIP, "schedule": "constant"}
     recipe = Recipe(name="benchmark", steps=1000, batch_size=BATCH, optimizer="adamw", **rates | changes)
-    source = VisionTransformer(ViTConfig.from_name(MODEL))
-    model = adapt_model(recipe, source, num_classes=CLASSES)
+    source = zoo.load(name, weights=None, image_size=size)
+    model = adapt_model(recipe, source, num_classes=classes)
     state = TrainState(recipe, model, total_steps=1000)
     train_step = make_train_step(state, tf.distribute.get_strategy())
     named = batches.map(lambda image, label: {"image": image, "label": label})
     iterator = iter(named)
     one, go_on = tf.constant(1), tf.constant(0.0)
-    return lambda: float(train_step(iterator, one, go_on)[0]), model.count_params()
+    count = sum(math.prod(variable.shape) for variable in state.trained)
+    return lambda: float(train_step(iterator, one, go_on)[0]), count
 
 
 def fit(jit_compile: Any = "auto", dtype: str = "float32") -> tuple[Step, int]:
@@ -130,7 +134,7 @@ def torch(compiled: bool = False, bfloat16: bool = False) -> tuple[Step, int]:
 
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
-    images, classes = (torch.from_numpy(array) for array in batch())
+    images, classes = (torch.from_numpy(array) for array in batch(SIZE, CLASSES))
     images = images.permute(0, 3, 1, 2).contiguous()
     model = timm.create_model(TORCH_MODEL, act_layer="gelu_tanh").train()
     parameters = list(model.parameters())
@@ -145,6 +149,48 @@ def torch(compiled: bool = False, bfloat16: bool = False) -> tuple[Step, int]:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
             logits = forward(images)
         loss = torch.nn.functional.cross_entropy(logits.float(), classes)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        return float(loss.detach())
+
+    return step, sum(p.numel() for p in parameters)
+
+
+def torch_photos(part: str) -> tuple[Step, int]:
+    """Return the same for timm's DINOv2-S/14 at 112 pixels, of which only a part and the head are trained."""
+    import timm
+    import torch
+
+    class LoRA(torch.nn.Module):
+        """The layer qkv of a block, and updates of queries and values."""
+
+        def __init__(self, qkv: Any) -> None:
+            super().__init__()
+            self.qkv, width = qkv, qkv.in_features
+            self.down = torch.nn.ModuleList(torch.nn.Linear(width, RANK, bias=False) for _ in range(2))
+            self.up = torch.nn.ModuleList(torch.nn.Linear(RANK, width, bias=False) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            query, value = (up(down(x)) for up, down in zip(self.up, self.down, strict=True))
+            return self.qkv(x) + torch.cat((query, torch.zeros_like(query), value), -1)
+
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    images, classes = (torch.from_numpy(array) for array in batch(SIZE_PHOTOS, 20))
+    images = images.permute(0, 3, 1, 2).contiguous()
+    model = timm.create_model(TORCH_PHOTOS, img_size=SIZE_PHOTOS, num_classes=20).train()
+    for block in model.blocks if part == "LoRA" else ():
+        block.attn.qkv = LoRA(block.attn.qkv)
+    words = {"everything": "", "norms and biases": r"norm|bias|gamma|^head", "LoRA": r"\.down|\.up|^head"}[part]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(bool(re.search(words, name)))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=DECAY, fused=True)
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(model(images), classes)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
@@ -172,9 +218,20 @@ CONTENDERS: dict[str, tuple[Callable[[], tuple[Step, int]], bool]] = {
     "torch: eager bfloat16": (functools.partial(torch, bfloat16=True), True),
     "torch: compile bfloat16": (functools.partial(torch, compiled=True, bfloat16=True), True),
 }
+# Part of the model that is trained beside the head: fields of the recipe.
+PARTS: dict[str, dict[str, Any]] = {
+    "everything": {},
+    "norms and biases": {"train_only": ("norms", "biases")},
+    "LoRA": {"lora_rank": RANK},
+}
+for part, fields in PARTS.items():
+    of_part = functools.partial(ours, PHOTOS, SIZE_PHOTOS, 20, **fields)
+    CONTENDERS |= {f"photos: {part}": (of_part, False)}
+    CONTENDERS |= {f"torch: photos: {part}": (functools.partial(torch_photos, part), False)}
 # Target: how many times as fast ours should be as the other.
 TARGETS = [(FLOAT, "torch: eager", 1.05), (FLOAT, "fit", 1.1)]
 TARGETS += [(BFLOAT, "torch: eager bfloat16", 1.05), (BFLOAT, "fit: bfloat16", 1.1)]
+TARGETS += [(f"photos: {part}", f"torch: photos: {part}", 1.0) for part in PARTS]
 DISTURBED = 0.2  # mean number of processors that other programs may use; above it no target of time is judged
 MEMORY_TARGET = 0.55  # memory with remat, as a share of the memory without
 
@@ -263,8 +320,10 @@ def report(results: dict[str, list[dict[str, Any]]], left_out: dict[str, str], s
     columns = ("median", "best", "CPU", "x ours", "x best", "others", "first s", "peak MB", "added MB")
     print(f"\n{'ms a step':30}" + "".join(f"{column:>9}" for column in columns))
     for name, rows in results.items():
-        print(line(name, rows, results.get(BFLOAT if CONTENDERS[name][1] else FLOAT)))
+        reference = name.removeprefix("torch: ") if "photos" in name else BFLOAT if CONTENDERS[name][1] else FLOAT
+        print(line(name, rows, results.get(reference)))
     print(f"\nx ours: its time in that of {FLOAT!r}, in bfloat16 of {BFLOAT!r}; median of the rounds' ratios")
+    print(f"photos: {PHOTOS} at {SIZE_PHOTOS}, 20 classes, the head and a part trained; x ours: of the same part")
     print(
         "others: processors that other programs took meanwhile; PyTorch's threads wait for each other and suffer most"
     )
@@ -340,8 +399,10 @@ def main() -> None:
             print(f"round {turn}: {name} {statistics.median(row['seconds']) * 1e3:.0f} ms", file=sys.stderr)
     results = {name: rows for name, rows in results.items() if name not in left_out}
     counts = {name: rows[0]["parameters"] for name, rows in results.items()}
-    if len(set(counts.values())) > 1:
-        sys.exit(f"The models differ in their number of parameters: {counts}")
+    for kind in ("photos: everything", "photos: norms and biases", ""):  # Keras' LoRA is (384, 6, 8) by (8, 64)
+        same = {name: count for name, count in counts.items() if (kind in name if kind else "photos" not in name)}
+        if len(set(same.values())) > 1:
+            sys.exit(f"The numbers of trained parameters differ: {same}")
     report(results, left_out, options.steps)
     return None
 
