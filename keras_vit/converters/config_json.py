@@ -183,6 +183,8 @@ def implied_fields(key: str, name: Any, names: Mapping[str, Fields | str]) -> Fi
         if fnmatch.fnmatchcase(str(name).partition(".")[0], pattern):  # the rest says how it was trained
             refusal = implied if isinstance(implied, str) else None
             fields |= {} if isinstance(implied, str) else implied
+    if fields.get("rotary_theta") == "none":  # TOML has no null
+        fields["rotary_theta"] = None
     if refusal:
         raise CheckpointError(f"config.json: {key} {name!r:.200} is not read: {refusal}")
     return fields

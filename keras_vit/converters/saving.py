@@ -229,14 +229,13 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     json_fields = table.json.read(json_values) if table.json and json_values else {}
     # A reader is told what only a config.json or the note in the file states.
     asked = {"num_heads", *table.required, *({"position_prefix", "classifier"} & json_fields.keys())}
-    asked = asked - set(table.config) | set(table.asked_for(config.to_dict()))
-    told = {name: getattr(config, name) for name in sorted(asked)}
+    told = {name: getattr(config, name) for name in sorted(asked - set(table.config))}
     told_size = {**told, "image_size": config.image_size}
     missing = (json_fields.keys() - tensor_fields(shapes).keys()) | told.keys() if table.layout == "torch" else set()
     try:
-        inferred = infer(shapes, table, KnownFields(row_fields=rows, caller_fields=told))
+        inferred = infer(shapes, table, KnownFields(row_fields=rows, recorded_fields=told))
     except CheckpointError:  # no position embedding, or a grid that is not square
-        inferred = infer(shapes, table, KnownFields(row_fields=rows, caller_fields=told_size))
+        inferred = infer(shapes, table, KnownFields(row_fields=rows, recorded_fields=told_size))
         missing = {*missing, "image_size"}
     unstated = {name: value for name, value in told_size.items() if name not in json_fields}
     read_back = infer(shapes, table, KnownFields(row_fields=rows, json_fields=json_fields, caller_fields=unstated))

@@ -21,6 +21,7 @@ from keras_vit._util.checks import as_path, table_problems
 from keras_vit.converters.config_json import JsonConfig
 from keras_vit.converters.containers import Header
 from keras_vit.converters.json_configs import JSON_CONFIGS
+from keras_vit.errors import CheckpointError
 from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
 from keras_vit.model.config_groups import TextConfig
 
@@ -303,13 +304,12 @@ class Table:
         return fields
 
     def asked_for(self, fields: Mapping[str, Any]) -> list[str]:
-        """List the fields that a caller must state of a file with these fields and without a config.json."""
-        return [
-            name
-            for rule in self.asks
-            if all(fields.get(key) == value for key, value in rule.items() if key != "fields")
-            for name in rule["fields"]
-        ]
+        """List the fields that must be stated of a file without a config.json; refuse one that may be another model."""
+        told = ("fields", "may_be")
+        rules = [rule for rule in self.asks if all(fields.get(k) == v for k, v in rule.items() if k not in told)]
+        if other := next((rule["may_be"] for rule in rules if "may_be" in rule), None):
+            raise CheckpointError(f"may be {other}, with the same tensors, not in this package. Its config.json tells")
+        return [name for rule in rules for name in rule["fields"]]
 
     def is_zero_without_tensor(self, variable: str) -> bool:
         """Whether a variable is zero in files that have no tensor for it."""
