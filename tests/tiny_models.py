@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "distilled": {"distilled": True},
     "layer scale": {"layer_scale": 0.1},
     "pre-norm": {"pre_norm": True, "patch_bias": False, "activation": "gelu_quick"},
+    "no final norm": {"final_norm": "none", "num_registers": 2},
     "norm after the mean": {"classifier": "gap", "class_token": True, "final_norm": "pooled"},
     "no biases": {"qkv_bias": False},
     "sincos": {"position": "sincos2d", "classifier": "gap"},

@@ -76,7 +76,8 @@ _OTHER_ARGS = {
     **accept_only(
         False, "qk_norm scale_attn_norm scale_mlp_norm pool_include_prefix dynamic_img_pad stem_norm avg_down"
     ),
-    **accept_only(True, "proj_bias final_norm use_rot_pos_emb preact"),
+    **accept_only(True, "proj_bias use_rot_pos_emb preact"),
+    "final_norm": [True, False],
     "norm_layer": ["layernorm", "layer_norm", "LayerNorm", "layernormfp32"],
     "stem_type": ["fixed"],  # another one pads the pooling differently
     "bottle_ratio": [0.25],
@@ -115,6 +116,7 @@ def read(values: Json) -> Fields:
         **read_keys(prepared, size, "pretrained_cfg."),
         **read_keys(arguments, keys, "model_args."),
         **({"preprocessing": preprocessing} if preprocessing else {}),
+        **({"final_norm": "none"} if arguments.get("final_norm") is False else {}),
     }
 
 
@@ -122,6 +124,8 @@ def _write_timm(config: ViTConfig, keys: Keys, name: str, first: str, head: Any 
     """Write the config.json of a class of timm: an entry point, and all arguments that its size may lack."""
     ours: Preprocessing = config.preprocessing
     model = config.replace(classifier="unpooled") if config.is_unpooled else config
+    if config.final_norm == "none":
+        model, arguments = model.replace(final_norm="tokens"), {**arguments, "final_norm": False}
     return {
         "architecture": name,
         **write_keys(model, _TOP),

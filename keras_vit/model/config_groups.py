@@ -371,7 +371,7 @@ class HeadConfig(Group):
             mean is left out, so 1 means no mean; the last block of "token" then computes the class token alone.
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         representation_activation: activation of the pre_logits layer.
-        final_norm: "tokens" normalizes, then pools; "pooled" pools, then normalizes (timm's fc_norm).
+        final_norm: "tokens" normalizes, then pools; "pooled" pools, then normalizes (timm's fc_norm); "none" (RADIO).
         normalize_features: whether the feature is divided by its Euclidean norm before the head, or as the output of a
             model without a head.
         projection_head: whether the head gives an embedding (CLIP), not classes. A changed num_classes makes it False.
@@ -387,7 +387,7 @@ class HeadConfig(Group):
     mean_blocks: Count = 1
     representation_size: Count | None = None
     representation_activation: Activation = "tanh"
-    final_norm: Literal["tokens", "pooled"] = "tokens"
+    final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     normalize_features: bool = False
     projection_head: bool = False
     head_bias_init: Float32 = uncounted(0.0)

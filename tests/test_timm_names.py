@@ -1,0 +1,57 @@
+"""Every plain ViT of timm, by name: exact, or refused in a sentence, with and without its config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torch_peers
+from keras_vit import converters
+from keras_vit.errors import CheckpointError
+
+pytestmark = [pytest.mark.torch, pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
+MODULES = [
+    "vision_transformer",
+    "eva",
+    "beit",
+    "deit",
+    "naflexvit",
+    "vision_transformer_relpos",
+    "vision_transformer_sam",
+]
+LARGE = 1500  # width: their two blocks alone take gigabytes
+EXACT = 150  # names at least; the others are of other architectures, or too wide
+
+
+def outcome(folder: Path, images: np.ndarray, wanted: np.ndarray, facts: dict[str, Any] | None) -> str:
+    """Load the file that timm wrote and compare its outputs."""
+    try:
+        found = np.asarray(converters.load(folder, config=facts)(images.transpose(0, 2, 3, 1)))
+    except CheckpointError:
+        return "refused"
+    found, wanted = found.reshape(-1), wanted.reshape(-1)
+    same = found.shape == wanted.shape and np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
+    return "exact" if same else "wrong"
+
+
+def test_no_name_of_timm_gives_other_numbers(tmp_path: Path) -> None:
+    timm = torch_peers.import_timm()
+    names = [name for module in MODULES for name in timm.list_models(module=module)]
+    found: dict[str, tuple[str, str]] = {}
+    for name in names:
+        model = timm.create_model(name, pretrained=False, depth=2) if "sapiens" not in name else None
+        if model is None or getattr(model, "embed_dim", 0) > LARGE:
+            continue
+        model = torch_peers.randomised(model)
+        timm.models.save_for_hf(model, tmp_path, safe_serialization=True, model_args={"depth": 2})
+        images = np.random.default_rng(0).normal(size=(1, *model.pretrained_cfg["input_size"])).astype(np.float32)
+        wanted = torch_peers.outputs(model, images.transpose(0, 2, 3, 1))
+        complete = outcome(tmp_path, images, wanted, None)
+        (tmp_path / "config.json").unlink()
+        heads = getattr(getattr(model.blocks[0], "attn", None), "num_heads", None)
+        found[name] = complete, outcome(tmp_path, images, wanted, {"num_heads": heads} if heads else None)
+    assert {name: both for name, both in found.items() if "wrong" in both} == {}
+    assert sum(complete == "exact" for complete, _ in found.values()) >= EXACT
