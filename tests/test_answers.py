@@ -66,7 +66,6 @@ def test_pixels_are_no_prepared_images() -> None:
     calls: list[Callable[[], Any]] = [
         lambda: model(whole),
         lambda: model(tf.constant(whole)),
-        lambda: model(np.zeros((1, 224, 224, 3), np.uint8)),
         lambda: model.features(whole),
         lambda: model.attention_maps(whole),
         lambda: model.predict(whole, verbose=0),

@@ -166,8 +166,6 @@ QUIET = {
     "export digits --to digits.tflite --json": dict,
 }
 QUIET_TOO = {
-    "export digits --to again.tflite --json": dict,
-    "verify again.tflite digits --json": dict,
     "list --json": list,
     "show digits --json": dict,
     "bench digits --rounds 1 --threads 1 --json": dict,
@@ -175,6 +173,8 @@ QUIET_TOO = {
     "search rows x.png --json": list,
     "evaluate digits --data digits --split test[:16] --json": dict,
     "predict digits x.png --json": list,
+    "export digits --to again.tflite --json": dict,
+    "verify again.tflite digits --json": dict,
 }
 
 

@@ -143,7 +143,7 @@ def test_a_png_has_every_distance(tmp_path: Path) -> None:
         assert _depth_scale(max_depth, np.float32([max_depth / 2])) == pytest.approx(scale)
         assert _depth_scale(max_depth, np.float32([2 * max_depth])) * 2 * max_depth < 65536
     values, metres, row = written(dense.depth(classifier(num_layers=4), max_depth=1000), tmp_path)
-    assert metres.max() > 256 and row["values_per_unit"] == pytest.approx(65.535)
+    assert metres.max() > 256 and row["depth"]["values_per_unit"] == pytest.approx(65.535)
     np.testing.assert_allclose(values / 65.535, metres, atol=0.01)
 
 

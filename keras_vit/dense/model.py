@@ -163,11 +163,6 @@ class DenseModel(keras.Model):
         # In a function, because Keras would track and save a model that is an attribute.
         self._get_backbone = lambda: backbone
 
-    def __call__(self, inputs: Any, *args: Any, **options: Any) -> Any:
-        """Compute the map of prepared images; pixels are an error that says so before Keras looks at the shape."""
-        preprocess.check_prepared(inputs, self.config)
-        return super().__call__(inputs, *args, **options)
-
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         """Compute the map of prepared images."""
         preprocess.check_prepared(inputs, self.config)

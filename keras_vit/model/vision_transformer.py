@@ -90,11 +90,6 @@ class VisionTransformer(keras.Model):
         """Task of the output: how the model is trained, evaluated, exported and compared."""
         return task.from_config(self.config)
 
-    def __call__(self, inputs: Any, *args: Any, **options: Any) -> Any:
-        """Compute the output of prepared images; pixels are an error that says so before Keras looks at the shape."""
-        preprocess.check_prepared(inputs, self.config)
-        return super().__call__(inputs, *args, **options)
-
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         """Compute the output; the last block computes only the tokens that the head reads."""
         preprocess.check_prepared(inputs, self.config)
