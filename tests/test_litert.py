@@ -128,7 +128,8 @@ def test_a_file_computes_what_its_model_does(tmp_path: Path, kind: str) -> None:
     whole = {row["name"]: row for row in graph.get_tensor_details()}
     kernel = graph.get_tensor(whole["block_0/mlp/dense1/kernel"]["index"])
     layer = model.get_layer("block_0")
-    is_plain = model.config.has_map_head and model.config.final_norm == "pooled"  # channels stay as they are
+    has_late_norm = model.config.has_map_head and model.config.final_norm == "pooled"
+    is_plain = has_late_norm or model.config.final_norm == "none"  # channels stay as they are
     divided = smoothing["block_0/norm2"] * (1 if is_plain else scales / scales.max())
     kernel_before = np.asarray(layer.mlp.dense1.kernel) * (np.asarray(layer.norm2.gamma) / divided)[:, None]
     np.testing.assert_allclose(kernel, kernel_before.T, rtol=1e-6)  # one rounding to float32
