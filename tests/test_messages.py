@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import cli, digits, text, train, zoo
+from keras_vit import cli, digits, errors, text, train, zoo
 from keras_vit.batch.compute import import_ray
 from keras_vit.export import exported
 from keras_vit.export.litert import builder
@@ -102,3 +102,9 @@ def test_a_command_that_was_interrupted_does_not_wait_for_tensorflow(monkeypatch
     with pytest.raises(SystemExit):
         cli.main()
     assert left == [130]
+
+
+def test_a_line_that_quotes_a_long_name_is_cut() -> None:
+    error = errors.CheckpointError(f"left over:\n{'x' * 100_000} is unknown\nshort")
+    first, second, third = str(error).split("\n")
+    assert (first, third) == ("left over:", "short") and len(second) < 2000 and second.endswith(" is unknown")

@@ -64,6 +64,7 @@ PROBED: dict[str, tuple[dict[str, Any], list[tuple[str, int]]]] = {
     "token": ({"normalize_features": True}, [("token", 1), ("token", 0), ("mean", 1)]),
     "map": ({"classifier": "map", "position_prefix": False}, [("map", 0), ("mean", 1)]),
     "norm after the mean": ({"classifier": "gap", "final_norm": "pooled"}, [("mean", 1), ("mean", 0)]),
+    "no final norm": (VARIANTS["no final norm"], [("token", 0)]),
     "hybrid": (VARIANTS["hybrid"], [("token", 1), ("token", 0), ("mean", 1)]),
     "mixer": (OTHERS["mixer"], [("mean", 1), ("mean", 0)]),
     "BiT": (OTHERS["BiT"], [("mean", 0)]),

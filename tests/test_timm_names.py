@@ -1,4 +1,4 @@
-"""Every plain ViT of timm, by name: exact, or refused in a sentence, with and without its config.json."""
+"""Every plain ViT of timm, by name: exact or refused, and without its config.json also assumed with a warning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def outcome(folder: Path, images: np.ndarray, wanted: np.ndarray, facts: dict[st
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = np.asarray(converters.load(folder, config=facts)(images.transpose(0, 2, 3, 1)))
+            model = converters.load(folder, config=facts, image_size=images.shape[2:])
+        found = np.asarray(model(images.transpose(0, 2, 3, 1)))
     except CheckpointError:
         return "refused"
     found, wanted = found.reshape(-1), wanted.reshape(-1)

@@ -1,14 +1,12 @@
 """Read and write the config.json beside a checkpoint; `json_configs` has the readers and writers of each program."""
 
 import fnmatch
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_vit._util import files
 from keras_vit._util.checks import is_count, pair
 from keras_vit._util.files import MAX_JSON_BYTES, parse_object, replacing
 from keras_vit._util.text import warn
@@ -245,9 +243,3 @@ def fitting_labels(labels: Any, num_classes: int) -> str | tuple[str, ...] | Non
     if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
         raise ValueError(f"labels are texts. Received: {labels!r:.200}")
     return tuple(labels) if len(labels) == num_classes else None
-
-
-@functools.cache
-def read_features() -> dict[str, Any]:
-    """Read converters/features.toml: how the variables of a model show its config."""
-    return files.read_toml(files.data_folder("converters") / "features.toml")

@@ -23,6 +23,7 @@ from keras_vit.converters.source import (
     KnownFields,
     Shapes,
     infer,
+    read_features,
     tensor_fields,
 )
 from keras_vit.converters.table import (
@@ -257,7 +258,7 @@ def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, 
     sources = {path: source for path, source in found.items() if source and source.row.unless not in written}
     unsupported = [path for path in shapes if path not in sources and not table.is_zero_without_tensor(path)]
     if unsupported:
-        known = config_json.read_features()["names"]
+        known = read_features()["names"]
         features = sorted({feature for path in unsupported for part, feature in known.items() if part in path})
         raise CheckpointError(
             f"The {table.format} format has no place for {', '.join(features) or 'some variables'}: "

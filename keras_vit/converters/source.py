@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 from keras_vit._util import files
 from keras_vit._util.text import warn
-from keras_vit.converters.config_json import check_json, fitting_labels, read_beside, read_features
+from keras_vit.converters.config_json import check_json, fitting_labels, read_beside
 from keras_vit.converters.containers import (
     Container,
     find_weights,
@@ -21,14 +22,7 @@ from keras_vit.converters.containers import (
     open_files,
     read_keras_config,
 )
-from keras_vit.converters.table import (
-    MAX_LAYERS,
-    MatchedTensors,
-    Table,
-    fields_of_rows,
-    formats,
-    load_table,
-)
+from keras_vit.converters.table import MAX_LAYERS, MatchedTensors, Table, fields_of_rows, formats, load_table
 from keras_vit.errors import CheckpointError as CheckpointError
 from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
 
@@ -229,6 +223,12 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
         "key_bias": "block_0/attention/key/bias" in shapes or not fields["qkv_bias"],
         "layer_scale": _LAYER_SCALE if "block_0/scale1/gamma" in shapes else None,
     }
+
+
+@functools.cache
+def read_features() -> dict[str, Any]:
+    """Read converters/features.toml: how the variables of a model show its config."""
+    return files.read_toml(files.data_folder("converters") / "features.toml")
 
 
 def check_required(table: Table, stated: Mapping[str, Any], asked: Sequence[str]) -> None:

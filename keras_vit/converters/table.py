@@ -44,9 +44,7 @@ class TensorNames:
     head_prefix: str = ""  # written before every name except the head's, if the model has a head
     ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
     ignore: tuple[str, ...] = ()  # patterns of tensors that are not part of the model
-    unused: tuple[
-        str, ...
-    ] = ()  # some of these, of shape (1, hidden_size), that other readers expect: written as zeros
+    unused: tuple[str, ...] = ()  # tensors (1, hidden_size) that other readers expect: written as zeros
     other_parts: tuple[str, ...] = ()  # patterns of tensors of a text tower or a decoder, which users are told about
     renumber: tuple[str, ...] = ()  # modules whose children are numbered together or class by class
     # Part of a name, in which # is any number -> its replacement, in which # is the last of these.
@@ -220,7 +218,8 @@ class Table:
     without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # variable -> fields its absence implies
     zeros: tuple[str, ...] = ()  # variables that are zero where a file has no tensor for them
     required: tuple[str, ...] = ()  # fields that config.json or the caller must state
-    # Without a config.json: fields that the caller must state of files with some values, and those that are assumed.
+    # Without a config.json: rules by fields of a file (what the caller must state, or which other model it may be), and
+    # fields that are assumed with a warning.
     asks: tuple[Mapping[str, Any], ...] = ()
     assumed: tuple[str, ...] = ()
     refused: tuple[Mapping[str, Any], ...] = ()  # combinations of values that the format cannot hold
@@ -308,7 +307,10 @@ class Table:
         told = ("fields", "may_be")
         rules = [rule for rule in self.asks if all(fields.get(k) == v for k, v in rule.items() if k not in told)]
         if other := next((rule["may_be"] for rule in rules if "may_be" in rule), None):
-            raise CheckpointError(f"may be {other}, with the same tensors, not in this package. Its config.json tells")
+            raise CheckpointError(
+                f"has no config.json and may be {other}: a model of the same tensors that is not in this package. "
+                "Put its config.json beside the file"
+            )
         return [name for rule in rules for name in rule["fields"]]
 
     def is_zero_without_tensor(self, variable: str) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_vit._util.checks import one_of
 from keras_vit.model.maps import resize_axis
-from keras_vit.model.task import Classification, Labels, Task, Tensors, sigmoid, softmax
+from keras_vit.model.task import NOT_TRAINED, Classification, Labels, Task, Tensors, sigmoid, softmax
 
 SEGMENT_TASKS = ("panoptic", "instance", "semantic")
 MASK_THRESHOLD = 0.5  # least probability of a pixel of a mask
@@ -222,7 +222,7 @@ class Segments(Task):
     sum_names = ()
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise ValueError(f"keras_vit neither trains nor evaluates a model that returns {self.NAME}, as an EoMT does")
+        raise ValueError(NOT_TRAINED.format(self.NAME))
 
     check_labels = check_output = targets = losses = sums = means = _refuse
 

@@ -24,6 +24,7 @@ Labels = str | Sequence[str] | None  # name of a list in zoo/labels, names of th
 # Two classes are a near tie if the model's logits of them differ by less than this share of the standard deviation of
 # its logits over classes. Only the model's logits say so: a bad file must not excuse itself by its own errors.
 NEAR_TIE = 0.1
+NOT_TRAINED = "keras_vit neither trains nor evaluates a model that returns {}, as an EoMT does"
 # Names of the outputs of all tasks. A file's main output is the first of these that it has.
 MAIN_OUTPUTS = ("logits", "probabilities", "features", "depth", "classes", "class_logits", "mask_logits")
 Kind = TypeVar("Kind", bound=type[Any])

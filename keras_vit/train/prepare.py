@@ -289,11 +289,12 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
 def read_blocks(config: ViTConfig, number: int) -> ViTConfig:
     """Change a config so that the feature is of up to `number` last blocks: class tokens and means of the patches.
 
-    A config that reads as many is returned as it is. Without a class token the means alone are read, or those beside
-    the attention pool.
+    A config that reads as many is returned as it is, and one without a final norm, which each block's part needs.
+    Without a class token the means alone are read, or those beside the attention pool.
     """
     number = min(number, max(1, config.num_layers))
-    if number == config.num_read_blocks or config.is_unpooled or config.distilled:
+    has_own_feature = config.is_unpooled or config.distilled or config.final_norm == "none"
+    if number == config.num_read_blocks or has_own_feature:
         return config
     changes = {"mean_blocks": number, "final_norm": "tokens", "normalize_features": False, "projection_head": False}
     if config.reads_class_token:

@@ -10,7 +10,7 @@ import types
 
 
 class _Package(types.ModuleType):
-    """This package, whose name is also what TensorFlow's users look for as a function."""
+    """This package. Called as if it were a function, it names the one that writes a file."""
 
     def __call__(self, *args: object, **options: object) -> None:
         raise TypeError("export.litert is a package: keras_vit.export.tflite(model, path) writes a LiteRT file")

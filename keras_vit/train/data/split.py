@@ -32,7 +32,7 @@ import tensorflow as tf
 from keras_vit._util.checks import one_of
 from keras_vit._util.text import abbreviated, error_reason, warn
 from keras_vit.model.labels import match_classes, names
-from keras_vit.model.task import Classification, Task
+from keras_vit.model.task import NOT_TRAINED, Classification, Task
 from keras_vit.train.data.dataset_files import READ_ERRORS, is_decodable
 
 # TensorFlow permutes 32-bit numbers (tensorflow/core/kernels/random_index_shuffle.cc); larger sets repeat examples.
@@ -388,7 +388,7 @@ def are_comparable(labels: str | tuple[str, ...] | None, num_classes: int, class
 def check_kind(data: Data, task: Task) -> None:
     """Raise a ValueError if a data set has labels of another task than a model."""
     if not task.OBJECTIVES:
-        raise ValueError(f"keras_vit neither trains nor evaluates a model that returns {task.NAME}, as an EoMT does")
+        raise ValueError(NOT_TRAINED.format(task.NAME))
     if task.NAME != data.task.NAME:
         raise ValueError(
             f"{data.name} has {data.task.NAME}, and the model returns {task.NAME}. For maps a model needs a head: "
