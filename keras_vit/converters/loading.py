@@ -95,6 +95,8 @@ def load(
             groups = collections.Counter(name.partition(".")[0].partition("/")[0] for name in other_parts)
             listed = ", ".join(f"{name} ({count})" for name, count in sorted(groups.items()))
             warn(f"keras_vit: {file.name} has other parts than the image encoder, which are not read: {listed}")
+        if checkpoint.assumed:
+            warn(checkpoint.assumed)
         return model
 
 

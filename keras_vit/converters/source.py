@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util import files
-from keras_vit._util.text import warn
 from keras_vit.converters.config_json import check_json, fitting_labels, read_beside
 from keras_vit.converters.containers import (
     Container,
@@ -74,6 +73,7 @@ class Checkpoint(NamedTuple):
     tensors: MatchedTensors
     config: ViTConfig  # at the image size it was trained at
     has_zero_rows: bool = False  # whether zero position rows for the prefix tokens were added when it was written
+    assumed: str = ""  # a warning for those who use the weights
 
     @property
     def written(self) -> ViTConfig:
@@ -112,13 +112,12 @@ def open_checkpoint(
                 image_size=wanted_size,
             )
             config = infer(tensors.shapes, table, known_fields)
-            _warn_assumed(file, table, config, known_fields)
             is_size_given = wanted_size is not None or "image_size" in known_fields.caller_fields
             check_size(container, config, is_size_given=is_size_given)
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
         has_zero_rows = config.position_prefix and ZERO_ROWS_KEY in container.metadata
-        yield Checkpoint(container, table, tensors, config, has_zero_rows)
+        yield Checkpoint(container, table, tensors, config, has_zero_rows, _assumed(file, table, config, known_fields))
 
 
 def recognise(container: Container, tower: str = "") -> Table:
@@ -241,12 +240,13 @@ def check_required(table: Table, stated: Mapping[str, Any], asked: Sequence[str]
         )
 
 
-def _warn_assumed(file: Path, table: Table, config: ViTConfig, known_fields: KnownFields) -> None:
-    """Warn of fields that no tensor and nobody states, and that most files of a format have in common."""
+def _assumed(file: Path, table: Table, config: ViTConfig, known_fields: KnownFields) -> str:
+    """Name the fields that no tensor and nobody states, and that most files of a format have in common; "" for none."""
     names = [name for name in table.assumed if name not in {**known_fields.caller_fields, **known_fields.expected}]
-    if names and not known_fields.is_described:
-        values = ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
-        warn(f"keras_vit: {file} has no config.json: {values} is assumed, as most {table.format} files have it")
+    if not names or known_fields.is_described:
+        return ""
+    values = ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
+    return f"keras_vit: {file.name} has no config.json: {values} is assumed, as most {table.format} files have it"
 
 
 def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
