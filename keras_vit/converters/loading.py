@@ -17,15 +17,8 @@ from keras_vit._util.checks import given
 from keras_vit._util.text import nearest, warn
 from keras_vit.converters.config_json import read_crop
 from keras_vit.converters.containers import KerasContainer, find_weights, is_keras_file, read_keras_config
-from keras_vit.converters.source import (
-    Checkpoint,
-    check_keras_facts,
-    check_size,
-    keras_errors,
-    open_checkpoint,
-    saved_arguments,
-    to_facts,
-)
+from keras_vit.converters.keras_files import check_keras_facts, keras_errors, saved_arguments
+from keras_vit.converters.source import Checkpoint, check_size, open_checkpoint, to_facts
 from keras_vit.converters.table import (
     PATCHES,
     POSITION,
@@ -209,6 +202,8 @@ def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) ->
     """Shape of a variable in the file, which may have another grid and another patch size."""
     if path == PATCHES:
         return (*file_config.patch, *shape[2:])
+    if path.startswith("relative_bias") and path.endswith("/table"):
+        return (position.bias_rows(file_config.grid, file_config.num_prefix_tokens), shape[-1])
     if path != POSITION:
         return shape
     height, width = file_config.grid
@@ -283,6 +278,9 @@ def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTCo
     """Resize a file's value to the model's sizes; the position embedding loses zero rows that were added."""
     if path == PATCHES and value.shape[:2] != config.patch:
         return position.resize_patches(value, config.patch, method=config.position_method)
+    if path.startswith("relative_bias") and path.endswith("/table"):
+        method = config.position_method
+        return position.resize_bias(value, config.grid, checkpoint.config.grid, method=method)
     if path != POSITION:
         return value
     source_grid = checkpoint.config.grid

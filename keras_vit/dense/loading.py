@@ -20,7 +20,8 @@ from keras_vit.converters.containers import (
     open_files,
     read_keras_config,
 )
-from keras_vit.converters.source import check_size, keras_errors, plain_arguments
+from keras_vit.converters.keras_files import keras_errors, plain_arguments
+from keras_vit.converters.source import check_size
 from keras_vit.converters.table import Table, fields_of_rows, load_table
 from keras_vit.dense.config import MapConfig, fetch_card, read_backbone_config
 from keras_vit.dense.fields import (

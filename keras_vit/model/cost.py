@@ -21,7 +21,7 @@ from keras_vit.model import layers as vit
 from keras_vit.model.config import ResNetConfig, ViTConfig
 from keras_vit.model.layers.attention import MergeHeads, SplitHeads
 from keras_vit.model.layers.block import Dense
-from keras_vit.model.layers.position_variants import RelativePosition
+from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition
 from keras_vit.model.vision_transformer import VisionTransformer
 
 _UNINITIALIZED = "uninitialized_variables"  # Keras' list of variables that wait for a value
@@ -59,9 +59,9 @@ PEAK = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "relu": 1, "t
 # The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
     image_size patch_size num_channels patch_bias resnet class_token distilled num_registers pre_norm position
-    position_place position_prefix rotary_theta hidden_size num_layers stochastic_depth num_heads mlp_dim
-    tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation layer_scale dropout_rate attention_dropout_rate
-    num_classes classifier token_blocks mean_blocks representation_size representation_activation final_norm
+    position_place position_prefix rotary_theta relative_bias relative_bias_mlp_dim hidden_size num_layers
+    stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation layer_scale
+    dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks representation_size representation_activation final_norm
     normalize_features projection_head preprocessing width_factor version stage_widths stage_channels groups
 """
 
@@ -274,6 +274,7 @@ def _title(layer: Any) -> str | None:
         vit.PrefixTokens: lambda: "tokens in front",
         vit.PositionEmbedding: lambda: f"positions, {layer.kind}",
         RelativePosition: lambda: "positions, relative",
+        RelativeBias: lambda: "biases of attention",
         vit.AttentionPooling: lambda: "attention pooling",
         vit.TokenPooling: lambda: None if layer.token is not None else "pooled patches",
         vit.L2Normalization: lambda: "feature of length 1",
@@ -331,18 +332,25 @@ def _attention(
     query_weights = prod(layer.query.kernel.shape) + prod(layer.out.kernel.shape)
     attended_weights = prod(layer.key.kernel.shape) + prod(layer.value.kernel.shape)
     # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
-    products = (2 if relative is None else 4) * scores * layer.query.kernel.shape[-1]
+    scores_offsets = relative is not None and len(relative) == 2  # and is no bias, (heads, tokens, tokens)
+    products = (4 if scores_offsets else 2) * scores * layer.query.kernel.shape[-1]
     cost = Cost(
         multiply_adds=num_queries * query_weights + num_attended * attended_weights + products,
         # Input, queries, keys, values, attention weights and the output of the heads.
         kept=2 * num_queries * width + 3 * num_attended * width + scores,
         kept_inputs=2 * num_queries * width,
         # The scores, and three tensors of tokens: queries, keys and values, or their copies with the heads in front.
-        # Relative scores are five times as many, for offsets are scored too and skewed in two steps.
-        peak=3 * num_attended * width + scores * (1 if relative is None else 5),
+        # Relative scores are five times as many, for offsets are scored too and skewed in two steps; biases are added.
+        peak=3 * num_attended * width + scores * (1 if relative is None else 5 if scores_offsets else 2),
         widest=max(scores, num_attended * width),
     )
     return cost + Cost(kept=scores, kept_masks=scores) if layer.dropout_rate else cost
+
+
+def _relative_bias(layer: RelativeBias, shape: Shape) -> Cost:
+    rows = (2 * layer.grid[0] - 1) * (2 * layer.grid[1] - 1)
+    values = prod(layer.compute_output_shape((None, *shape)))
+    return Cost(multiply_adds=rows * (layer.mlp_dim or 0) * (2 + layer.num_heads), peak=values, widest=values)
 
 
 def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
@@ -431,6 +439,7 @@ COSTS: dict[type, Callable[..., Cost]] = {
     vit.PatchEmbedding: _patches,
     vit.ResNetRoot: _resnet_root,
     vit.ResNetUnit: _resnet_unit,
+    RelativeBias: _relative_bias,
     keras.layers.Dense: _dense,
 }
 # Layers without products, whose gradients keep nothing large.

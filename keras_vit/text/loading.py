@@ -17,19 +17,13 @@ from keras_vit.converters.loading import (
     open_keras,
     variables_by_path,
 )
-from keras_vit.converters.source import (
-    Checkpoint,
-    Shapes,
-    check_keras_facts,
-    check_required,
-    find_num_heads,
-    recognise,
-)
+from keras_vit.converters.keras_files import check_keras_facts
+from keras_vit.converters.source import Checkpoint, Shapes, check_required, find_num_heads, recognise
 from keras_vit.converters.table import MAX_LAYERS, Table, load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import ViTConfig, check_fields
-from keras_vit.model.config_groups import TextConfig
+from keras_vit.model.text_config import TextConfig
 from keras_vit.text.encoder import TextEncoder
 from keras_vit.text.tokenizer import Tokenizer, find_tokenizer, import_libraries
 
