@@ -138,15 +138,17 @@ def resize_bias(table: np.ndarray, grid: Grid, source_grid: Grid, *, method: str
 
 
 def _geometric(new: int, old: int) -> Matrix:
-    """Matrix of `resize_bias`: the old offsets lie at 0, 1, 1 + q, 1 + q + q**2 and so on, the largest at the new one."""
-    if new == old:
-        return np.eye(new)
+    """Matrix of `resize_bias`: the old offsets lie at 0, 1, 1 + q, 1 + q + q**2 and so on, the largest at the new one.
+
+    q is between 1.01 and 1.5, also for equal sides, and values beyond the largest offset are its own.
+    """
     low, high = 1.01, 1.5
     while high - low > 1e-6:
         ratio = (low + high) / 2
         low, high = (low, ratio) if (1 - ratio ** (old // 2)) / (1 - ratio) > new // 2 else (ratio, high)
     side = np.cumsum(ratio ** np.arange(old // 2))
-    known, wanted = np.concatenate([-side[::-1], [0], side]), np.arange(new) - new // 2
+    known = np.concatenate([-side[::-1], [0], side])
+    wanted = (np.arange(new) - new // 2).clip(known[0], known[-1])
     first = np.clip(np.searchsorted(known, wanted, side="right") - 1, 0, old - 2)
     share = (wanted - known[first]) / (known[first + 1] - known[first])
     matrix = np.zeros((new, old))

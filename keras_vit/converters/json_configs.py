@@ -102,7 +102,6 @@ _DINOV3: Keys = {
 _BEIT: Keys = {
     **_IMAGE,
     **_DROPOUT,
-    "use_mean_pooling": ("final_norm", {True: "pooled", False: "tokens"}),
     "layer_scale_init_value": "layer_scale",
 }
 _VISION: Keys = {**_IMAGE, "attention_dropout": "attention_dropout_rate"}
@@ -221,6 +220,7 @@ def write_beit(config: ViTConfig) -> Fields:
     """Write the config.json of BeitModel or of its classifier."""
     others: Fields = {
         "layer_scale_init_value": 0.0,
+        "use_mean_pooling": config.final_norm == "pooled",
         "use_absolute_position_embeddings": config.position == "learned",
         "use_relative_position_bias": config.relative_bias == "blocks",
         "use_shared_relative_position_bias": config.relative_bias == "shared",

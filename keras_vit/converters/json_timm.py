@@ -73,7 +73,7 @@ _EVA_ARGS: Keys = {
 }
 _RELPOS_ARGS: Keys = {
     **{key: rule for key, rule in _BOTH_ARGS.items() if key != "no_embed_class"},
-    **{key: _VIT_ARGS[key] for key in ("fc_norm", "act_layer")},
+    "fc_norm": ("final_norm", _FINAL_NORMS),
 }
 # Arguments of all classes without a field of ViTConfig, and the values that are read.
 _OTHER_ARGS = {
