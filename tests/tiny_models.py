@@ -57,6 +57,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_norm": True,
         "activation": "silu",
     },
+    "relative biases": {
+        **{"position": "none", "relative_bias": "blocks", "key_bias": False, "layer_scale": 0.1},
+        **{"classifier": "gap", "class_token": True, "final_norm": "pooled"},
+    },
+    "relative biases of one MLP": {"relative_bias": "shared", "relative_bias_mlp_dim": 8, "num_registers": 2},
     "class token and mean": {"classifier": "token_gap", "num_registers": 2, "position_prefix": False},
     "several blocks": {"token_blocks": 2, "mean_blocks": 2, "num_registers": 2},
 }

@@ -96,7 +96,8 @@ class Numbers:
         block_flops: those of the encoder blocks.
         activation_bytes: approximate bytes of activations for one float32 image, without the weights.
         file_bytes: approximate size of a LiteRT file without its graph (20 to 50 kB), by the precision of its kernels:
-            "float32" for `quantize="none"` (and for checkpoints in float32), "float16", "int8" for "dynamic".
+            "float32" for `quantize="none"` (and for checkpoints in float32, which have a table of relative biases in
+            place of one number for each pair of tokens), "float16", "int8" for "dynamic".
     """
 
     parameters: int
@@ -175,6 +176,7 @@ def count_model(model: keras.Model) -> Numbers:
     with_kernel = [layer for layer in _all_layers(model) if hasattr(layer, "kernel")]
     kernels = sum(prod(layer.kernel.shape) for layer in with_kernel)
     others = FLOAT * (parameters - kernels)
+    biases = FLOAT * sum(num_bias_constants(layer) for layer in model.layers)
     return Numbers(
         parameters=parameters,
         parts=parts,
@@ -182,11 +184,16 @@ def count_model(model: keras.Model) -> Numbers:
         block_flops=2 * sum(cost.multiply_adds for layer, cost in costs if isinstance(layer, vit.EncoderBlock)),
         activation_bytes=FLOAT * (prod(model.input.shape[1:]) + total.peak),
         file_bytes={
-            "float32": FLOAT * parameters,
-            "float16": 2 * kernels + others,
-            "int8": kernels + others + SCALE * sum(_outputs(layer) for layer in with_kernel),
+            "float32": FLOAT * parameters + biases,
+            "float16": 2 * kernels + others + biases,
+            "int8": kernels + others + biases + SCALE * sum(_outputs(layer) for layer in with_kernel),
         },
     )
+
+
+def num_bias_constants(layer: keras.layers.Layer) -> int:
+    """Count the numbers that a LiteRT file has for a layer's relative biases, beside its weights."""
+    return prod(layer.output.shape) - layer.count_params() if isinstance(layer, RelativeBias) else 0
 
 
 def layer_costs(model: keras.Model, *, only_final_tokens: bool = False) -> Iterator[tuple[keras.layers.Layer, Cost]]:
@@ -332,7 +339,7 @@ def _attention(
     query_weights = prod(layer.query.kernel.shape) + prod(layer.out.kernel.shape)
     attended_weights = prod(layer.key.kernel.shape) + prod(layer.value.kernel.shape)
     # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
-    scores_offsets = relative is not None and len(relative) == 2  # and is no bias, (heads, tokens, tokens)
+    scores_offsets = relative is not None and len(relative) == 3  # and is no bias, (1, heads, tokens, tokens)
     products = (4 if scores_offsets else 2) * scores * layer.query.kernel.shape[-1]
     cost = Cost(
         multiply_adds=num_queries * query_weights + num_attended * attended_weights + products,

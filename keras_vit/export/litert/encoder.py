@@ -230,7 +230,8 @@ def attention(
         key = _apply_rotary(file, key, layer.rotary, f"{name}/key")
     scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
     if isinstance(relative, RelativeBias):
-        bias = file.shared_constant(folding.relative_bias(relative, queries), f"{relative.name}/bias_{queries}")
+        values = folding.relative_bias(relative, queries)
+        bias = file.shared_constant(values, f"{relative.name}/bias_{queries}", is_table=True)
         scores = ops.add(scores, bias, f"{name}/all_scores")
     elif relative is not None:
         scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
