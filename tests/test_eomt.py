@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from command_line import run
-from keras_vit import dense, errors, export, train, zoo
+from keras_vit import VisionTransformer, dense, errors, export, train, zoo
 from keras_vit.export.exported import read_structure
 from marks import full_except
 from reference_cases import arrays, distance
@@ -166,6 +166,9 @@ def test_what_an_eomt_cannot_do_is_named(tmp_path: Path) -> None:
         model.predict_segments(pixels, task="things")
     with pytest.raises(ValueError, match="kind='queries' goes with output='segments'"):
         dense.MapConfig(kind="queries", blocks=(1,), num_classes=3)
+    biased = dense.load(FOLDER / "eomt_1").backbone.config.replace(relative_bias="shared")
+    with pytest.raises(ValueError, match="have no place among the patches"):
+        dense.DenseModel(VisionTransformer(biased), model.head)
 
 
 @pytest.mark.torch

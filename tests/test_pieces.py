@@ -17,7 +17,7 @@ from keras_vit.model.layers import runtime
 from keras_vit.model.layers.runtime import fuse_with, product_then, random_scope
 from keras_vit.train import step
 from marks import full_except
-from tiny_models import VARIANTS, built, prepared, randomised, tiny
+from tiny_models import FAMILIES, VARIANTS, built, prepared, randomised, tiny
 
 SEED = tf.constant([3, 4])
 # In exact arithmetic these gradients are zero: what the keys' biases add to the scores of a query is the same for all
@@ -50,9 +50,12 @@ def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], to
         np.testing.assert_allclose(found[name], tensor, rtol=0, atol=tolerance * scale, err_msg=name)
 
 
-@pytest.mark.parametrize("variant", full_except(["pure"], ["pure", "map", "no biases", "relative positions"]))
+BIASES = ("relative biases", "relative biases of one MLP")
+
+
+@pytest.mark.parametrize("variant", full_except(["pure"], ["pure", "map", "no biases", "relative positions", *BIASES]))
 def test_in_float64_the_model_has_the_gradients_that_its_layers_have(variant: str) -> None:
-    model = built("float64", num_layers=1, **VARIANTS[variant])
+    model = built("float64", num_layers=1, **(VARIANTS | FAMILIES)[variant])
     # Measured 1.4e-13 in two blocks: 1e-16 for a rounding, and some thousand terms in a gradient of such large weights.
     assert_close(gradients(model, step.piece_compiler()), gradients(model, None), 1e-12)
 
@@ -66,7 +69,7 @@ def test_other_activations(activation: str) -> None:
 
 @pytest.mark.full
 def test_blocks_that_are_computed_again_have_the_same_gradients_and_masks() -> None:
-    config = tiny(dropout_rate=0.2, attention_dropout_rate=0.2, stochastic_depth=0.5)
+    config = tiny(dropout_rate=0.2, attention_dropout_rate=0.2, stochastic_depth=0.5, relative_bias="shared")
     model = randomised(VisionTransformer(config))
     plain = gradients(model, None)
     for remat in (False, True):

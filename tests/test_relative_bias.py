@@ -25,7 +25,7 @@ from reference_cases import distance
 from tiny_models import FAMILIES, built, prepared
 
 BIASES = FAMILIES["relative biases"]
-# A table for 2 x 3 patches and a token in front, of one head: row 4 y + x is 16 y + x * x, and the last three are 7, 8, 9.
+# A table of one head for 2 x 3 patches and a token in front, to which the last three numbers belong.
 TABLE = np.array([16 * y + x * x for y in range(3) for x in range(5)] + [7, 8, 9], np.float32)[:, None]
 
 
@@ -123,6 +123,7 @@ def test_a_small_file_of_litert_has_one_number_for_each_pair_of_tokens(tmp_path:
 
 @pytest.mark.torch
 @pytest.mark.peers
+@pytest.mark.filterwarnings("ignore::UserWarning:timm")
 def test_a_model_of_timm_at_another_size_gives_its_numbers(tmp_path: Path) -> None:
     timm = peers.import_timm()
     for architecture, changes in (
@@ -173,4 +174,3 @@ def test_a_beit_of_transformers_is_read_and_comes_back(kind: str, tmp_path: Path
             want = peers.outputs(theirs, images)
             assert distance(model.resized(size)(images), want) < TOLERANCE, (name, size)
             assert distance(peers.outputs(again, images), want) < TOLERANCE, (name, size)
-

@@ -1,4 +1,4 @@
-"""Read and write timm's config.json for its classes VisionTransformer, Eva, Beit, VisionTransformerRelPos, MlpMixer and ResNetV2."""
+"""Read and write timm's config.json for its Vision Transformers (also Eva, Beit and relpos), MlpMixer and ResNetV2."""
 
 import functools
 import math

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_vit.converters.config_json import check_json, read_beside
 from keras_vit.converters.containers import Container, find_weights, is_keras_file, open_files
+from keras_vit.converters.keras_files import check_keras_facts
 from keras_vit.converters.loading import (
     assign_tensors,
     check_tensors,
@@ -17,7 +18,6 @@ from keras_vit.converters.loading import (
     open_keras,
     variables_by_path,
 )
-from keras_vit.converters.keras_files import check_keras_facts
 from keras_vit.converters.source import Checkpoint, Shapes, check_required, find_num_heads, recognise
 from keras_vit.converters.table import MAX_LAYERS, Table, load_table
 from keras_vit.errors import CheckpointError

@@ -205,8 +205,8 @@ def attention(
 ) -> PendingTensor:
     """Write attention of the first `queries` tokens without its output projection, (batch, queries, hidden_size).
 
-    `relative` is a RelativePosition or a RelativeBias. The attention weights, (batch, heads, queries, tokens) or (batch,
-    heads * queries, tokens), become `file.attention`.
+    `relative` is a RelativePosition or a RelativeBias. The attention weights, (batch, heads, queries, tokens) or
+    (batch, heads * queries, tokens), become `file.attention`.
 
     Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query,
     unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
@@ -230,9 +230,9 @@ def attention(
         key = _apply_rotary(file, key, layer.rotary, f"{name}/key")
     scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
     if isinstance(relative, RelativeBias):
-        values = folding.relative_bias(relative, queries)
-        bias = file.shared_constant(values, f"{relative.name}/bias_{queries}", is_table=True)
-        scores = ops.add(scores, bias, f"{name}/all_scores")
+        biases = folding.relative_bias(relative, queries)
+        added = file.shared_constant(biases, f"{relative.name}/bias_{queries}", is_table=True)
+        scores = ops.add(scores, added, f"{name}/all_scores")
     elif relative is not None:
         scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
     if layer.causal:

@@ -99,8 +99,8 @@ def relative_scores(query: Any, table: Any) -> Any:
 class RelativeBias(BaseLayer):
     """Make numbers that are added to the attention's scores, (1, num_heads, tokens, tokens), from offsets of patches.
 
-    The table has a row for each offset of (2 * rows - 1, 2 * columns - 1) in two dimensions, that of the query less that
-    of the key. With tokens in front of the patches three rows follow: for such a token as query, as key, and as both.
+    The table has a row for each offset, that is the query's row and column less the key's: (2 * rows - 1) * (2 *
+    columns - 1). With tokens in front of the patches three more follow: for such a token as query, as key, and as both.
     Source: BEiT (arXiv 2106.08254), `gen_relative_position_index` in timm/models/beit.py.
 
     With `mlp_dim`, an MLP of that width with ReLU computes the rows from the offsets d as sign(d) log(1 + |d|), and
