@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 # Read by TensorFlow and Keras when they are first imported, which is after this file.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: threads would only wait for each other
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Hypothesis measures time; a busy machine is no defect.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
