@@ -26,6 +26,11 @@ settings.load_profile("any machine")
 gc.disable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest test first: at the end it would have a core alone."""
+    items.sort(key=lambda item: "test_workers" not in item.nodeid)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(5_000)  # a traced function allocates far more objects than Python's 700 to 2,000
