@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util import files
-from keras_vit.converters.config_json import check_json, fitting_labels, read_beside
+from keras_vit.converters.config_json import (
+    check_json,
+    check_keras_facts,
+    fitting_labels,
+    keras_errors,
+    read_beside,
+    saved_arguments,
+)
 from keras_vit.converters.containers import (
     Container,
     find_weights,
@@ -127,11 +134,17 @@ def recognise(container: Container, tower: str = "") -> Table:
     if len(found) == 1:
         return found[0]
     names = sorted(container.headers)
-    which = f"more than one format ({[table.format for table in found]})" if found else "no format"
+    which = f"more than one format ({[table.format for table in found]}) is known by its tensors"
+    if not found:
+        which = "no format is known by its tensors"
+        for family, patterns in files.read_toml(files.data_folder("converters") / "other_families.toml").items():
+            if all(any(re.search(pattern, name) for name in names) for pattern in patterns):
+                which = f"its tensors are those of {family}. This package does not have it"
+                break
     raise CheckpointError(
-        f"{container.path}: {which} is known by its tensors. Received {len(names)} tensors: {str(names[:3])[:200]}. "
-        "format= takes a name of keras_vit.converters.formats() or a .toml table of your own; model.load_weights reads "
-        "what model.save_weights wrote"
+        f"{container.path}: {which}. Received {len(names)} tensors: {str(names[:3])[:200]}. format= takes a name of "
+        "keras_vit.converters.formats() or a .toml table of your own; model.load_weights reads what model.save_weights "
+        "wrote"
     )
 
 
@@ -458,40 +471,3 @@ def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(config, ViTConfig | Mapping | None):
         raise ValueError(f"config must be a ViTConfig or a dict of its fields. Received: {config!r:.200}")
     return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
-
-
-# ---- models saved as .keras
-
-
-def check_keras_facts(**facts: Any) -> None:
-    """Raise a ValueError if facts about a .keras file are given."""
-    if stated := [f"{name}={value!r:.200}" for name, value in facts.items() if value is not None]:
-        raise ValueError(f"A .keras file states everything itself. Received: {', '.join(stated)}")
-
-
-@contextlib.contextmanager
-def keras_errors(path: Path) -> Iterator[None]:
-    """Replace errors of what a .keras file describes by a CheckpointError that names the file."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: does not describe a valid model: {str(error)[:500]}") from error
-
-
-def saved_arguments(values: Mapping[str, Any], kind: str = "VisionTransformer") -> dict[str, Any]:
-    """Read the arguments of `from_config` in a .keras file's config.json; of a dtype policy only the name is used."""
-    if values.get("registered_name") != f"keras_vit>{kind}":
-        raise CheckpointError(
-            f"does not contain a {kind}. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
-        )
-    return plain_arguments(values.get("config"), kind)
-
-
-def plain_arguments(stored: Any, kind: str) -> dict[str, Any]:
-    """Check the saved result of a class's `get_config`, and replace the dtype policy by its name."""
-    match stored:
-        case {"config": dict(), "dtype": {"config": {"name": str(policy)}}, "name": str()}:
-            return {**stored, "dtype": policy}
-    raise CheckpointError(f"has a config.json that is not a {kind}'s")

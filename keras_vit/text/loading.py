@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from keras_vit.converters.config_json import check_json, read_beside
+from keras_vit.converters.config_json import check_json, check_keras_facts, read_beside
 from keras_vit.converters.containers import Container, find_weights, is_keras_file, open_files
 from keras_vit.converters.loading import (
     assign_tensors,
@@ -20,7 +20,6 @@ from keras_vit.converters.loading import (
 from keras_vit.converters.source import (
     Checkpoint,
     Shapes,
-    check_keras_facts,
     check_required,
     find_num_heads,
     recognise,
