@@ -402,3 +402,22 @@ def test_rotary_positions_turn_pairs_of_patches_alike() -> None:
     scores = scores.reshape(4, 4, 4, 4, 4)
     np.testing.assert_allclose(scores[:, 0, 0, 1, 2], scores[:, 2, 1, 3, 3], atol=1e-9)
     assert np.abs(scores[:, 0, 0, 0, 1] - scores[:, 0, 0, 1, 0]).max() > 1e-3
+
+
+def test_a_tower_within_a_pair_is_read(tmp_path: Path) -> None:
+    model = built(num_layers=2, activation="gelu_erf", norm_epsilon=1e-12, num_classes=0, classifier="token")
+    converters.save(model, tmp_path / "plain", format="huggingface")
+    plain = tmp_path / "plain"
+    tensors, config = load_file(plain / "model.safetensors"), json.loads((plain / "config.json").read_text())
+    for prefix, inside in (("encoder.", "encoder"), ("image_model.", "image_config")):
+        folder = tmp_path / inside
+        folder.mkdir()
+        save_file(
+            {prefix + name: value for name, value in tensors.items()} | {"decoder.lm_head.weight": np.zeros(1)},
+            folder / "model.safetensors",
+        )
+        (folder / "config.json").write_text(json.dumps({inside: config}))
+        with pytest.warns(UserWarning, match="has other parts"):
+            found = converters.load(folder)
+        x = prepared(model.config)
+        np.testing.assert_allclose(found(x), model(x), atol=1e-6)

@@ -191,6 +191,7 @@ HELD: dict[str, dict[str, Any]] = {  # by each format
     "huggingface_clip": {"pre_norm": True, "patch_bias": False, "num_classes": 0},
     "huggingface_siglip": {"classifier": "gap"},
     "huggingface_deit": {"distilled": True},
+    "huggingface_ijepa": {"class_token": False, "classifier": "gap"},
     **dict.fromkeys(("huggingface_dinov2", "meta_dinov2"), {**DINO, "position_prefix": True}),
     "huggingface_dinov2_registers": {**DINO, "num_registers": 2},
     **dict.fromkeys(("huggingface_dinov3", "timm_eva"), {**DINO, **FAMILIES["rotary"], "activation": "gelu_erf"}),
