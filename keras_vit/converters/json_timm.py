@@ -79,9 +79,7 @@ _OTHER_ARGS = {
     **accept_any("qkv_fused swiglu_mlp swiglu_align_to scale_mlp use_abs_pos_emb attn_pool_mlp_ratio"),
     **accept_any("drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate"),
     **accept_any("dynamic_img_size strict_img_size weight_init fix_init nlhb zero_init_last"),
-    **accept_only(
-        False, "qk_norm scale_attn_norm scale_mlp_norm dynamic_img_pad stem_norm avg_down"
-    ),
+    **accept_only(False, "qk_norm scale_attn_norm scale_mlp_norm dynamic_img_pad stem_norm avg_down"),
     **accept_only(True, "proj_bias use_rot_pos_emb preact"),
     "final_norm": [True, False],
     "use_post_transformer_norm": [True, False, None],

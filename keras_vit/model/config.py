@@ -1,4 +1,4 @@
-"""Configuration of a Vision Transformer and of a text tower: one frozen dataclass each. Their fields have the names of the official configs."""
+"""Configuration of a Vision Transformer, and of a text tower: a frozen dataclass each, with the official names."""
 
 from __future__ import annotations
 
