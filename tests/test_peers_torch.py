@@ -164,7 +164,7 @@ def check_name(name: str) -> None:
         assert name in cases.NOT_READ or name.startswith(cases.NOT_READ_KINDS)
         return
     assert not set(table.required) - said.keys(), name  # else such a file is refused
-    assert (getattr(theirs, "rope", None) is None) == ("rotary_theta" not in said), name
+    assert (getattr(theirs, "rope", None) is None) == (said.get("rotary_theta") is None), name
     said = fields_of_rows(source.row for source in match.sources.values()) | said
     block, pool = theirs.blocks[0], theirs.attn_pool
     norms = [block.norm1, block.norm2, *(module for module in (theirs.norm, theirs.fc_norm) if hasattr(module, "eps"))]
