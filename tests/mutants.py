@@ -78,7 +78,7 @@ FAULTS = [Fault(*row) for row in (
     ("m3", "keras_vit/model/layers/resnet.py", "@@(ops.sqrt(variance)@@ops.sqrt(variance@@ + self.epsilon)",
      "a hybrid's epsilon is added to the variance, not to the deviation", "google_families layers"),
     ("m4", "keras_vit/model/layers/position_variants.py",
-     "np.arange(side) * @@rotary.trained_grid / side@@side / rotary.trained_grid@@",
+     "number * @@(rotary.trained_grid or side) / side@@side / (rotary.trained_grid or side)@@",
      "rotary positions at another size", "families position_variants timm_variants layers"),
     ("m5", "keras_vit/position.py", "kernel, widening=max(@@old / new@@new / old@@, 1.0)",
      "positions are enlarged blurred, and shrunk without antialias", "position"),

@@ -195,6 +195,7 @@ HELD: dict[str, dict[str, Any]] = {  # by each format
     **dict.fromkeys(("huggingface_dinov2", "meta_dinov2"), {**DINO, "position_prefix": True}),
     "huggingface_dinov2_registers": {**DINO, "num_registers": 2},
     **dict.fromkeys(("huggingface_dinov3", "timm_eva"), {**DINO, **FAMILIES["rotary"], "activation": "gelu_erf"}),
+    "timm_rope": FAMILIES["RoPE-ViT"],
     **dict.fromkeys(("mixer", "timm_mixer"), OTHERS["mixer"]),
     **dict.fromkeys(("bit", "timm_bit"), OTHERS["BiT"]),
     "big_vision_bit": {**OTHERS["BiT"], "resnet": {**OTHERS["BiT"]["resnet"], "version": 1}},

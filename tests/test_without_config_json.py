@@ -18,7 +18,15 @@ from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared
 DATA = Path(__file__).parent / "data"
 FOLDERS = [path.parent for path in sorted(DATA.glob("*/*/config.json")) if path.parents[1].name != "text"]
 ASKED, ASSUMED = re.compile(r"'(\w+)': "), re.compile(r"(\w+)=")
-FORMATS = ("timm", "timm_eva", "huggingface", "huggingface_clip", "huggingface_siglip", "huggingface_dinov2")
+FORMATS = (
+    "timm",
+    "timm_eva",
+    "timm_rope",
+    "huggingface",
+    "huggingface_clip",
+    "huggingface_siglip",
+    "huggingface_dinov2",
+)
 
 
 def answered(path: Path, config: Any) -> tuple[Any, list[str]]:

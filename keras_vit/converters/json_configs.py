@@ -469,5 +469,6 @@ JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "timm": JsonConfig(timm.read, timm.write_vit),
     "timm_bit": JsonConfig(timm.read, timm.write_bit),
     "timm_eva": JsonConfig(timm.read, timm.write_eva),
+    "timm_rope": JsonConfig(timm.read, timm.write_rope),
     "timm_mixer": JsonConfig(timm.read, timm.write_mixer),
 }

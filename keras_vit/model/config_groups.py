@@ -1,4 +1,4 @@
-"""Parts of a configuration, each checked on its own: preprocessing, ResNet, groups of ViTConfig's fields, text.
+"""Parts of a configuration, each checked on its own: preprocessing, ResNet, groups of ViTConfig's fields.
 
 Each group is a frozen dataclass that checks its own values, and can be used alone: `EncoderBlock(BlockConfig(...))`.
 `ViTConfig` inherits from all of them, so that every field keeps its flat spelling.
@@ -293,9 +293,12 @@ class PositionConfig(Group):
         rotary_theta: base of the frequencies of rotary positions (arXiv 2104.09864), which turn the queries and keys of
             patches in every block, beside `position`; None means no rotary positions.
         rotary_grid: side in patches of the grid on which rotary positions were trained: patch i of n is at
-            i * rotary_grid / n (EVA-02). None means centres of patches from -1 to 1, in full turns (DINOv3).
+            i * rotary_grid / n (EVA-02); 0: at i, on any grid (RoPE-ViT). None means centres of patches from -1 to 1,
+            in full turns (DINOv3).
         rotary_interleaved: whether the channels that are turned together are neighbours (EVA-02); False pairs channel i
             of a head with channel i + size / 2 (DINOv3).
+        rotary_offset: number of the first patch of a row or column (1 in Perception Encoders).
+        rotary_axes: "yx" turns the first half of a head's pairs by the row; "xy" by the column (RoPE-ViT).
     """
 
     position: Literal["learned", "learned2d", "sincos2d", "relative", "none"] = "learned"
@@ -303,8 +306,10 @@ class PositionConfig(Group):
     position_prefix: bool = True
     position_method: PositionMethod = uncounted("official")
     rotary_theta: Frequency | None = None
-    rotary_grid: Count | None = uncounted(None)
+    rotary_grid: WholeNumber | None = uncounted(None)
     rotary_interleaved: bool = uncounted(False)
+    rotary_offset: Float32 = uncounted(0.0)
+    rotary_axes: Literal["yx", "xy"] = uncounted("yx")
 
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
@@ -369,6 +374,8 @@ class HeadConfig(Group):
             feature, the last block's last (4 in DINOv2's head "linear4").
         mean_blocks: the same of the means of the patch tokens, which follow. With "token" and "map" the last block's
             mean is left out, so 1 means no mean; the last block of "token" then computes the class token alone.
+        pool_heads: number of heads of attention pooling; None means num_heads.
+        pool_prefix: whether attention pooling reads the class token and registers, too (Perception Encoder).
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         representation_activation: activation of the pre_logits layer.
         final_norm: "tokens" normalizes, then pools; "pooled" pools, then normalizes (timm's fc_norm); "none" (RADIO).
@@ -385,6 +392,8 @@ class HeadConfig(Group):
     classifier: Classifier = "token"
     token_blocks: Count = 1
     mean_blocks: Count = 1
+    pool_heads: Count | None = None
+    pool_prefix: bool = False
     representation_size: Count | None = None
     representation_activation: Activation = "tanh"
     final_norm: Literal["tokens", "pooled", "none"] = "tokens"
@@ -438,63 +447,3 @@ def document_groups(cls: type, *groups: type) -> None:
     own, _, arguments = (cls.__doc__ or "").partition("    Args:\n")
     theirs = [(group.__doc__ or "").partition("    Args:\n")[2].rstrip(" ") for group in groups]
     cls.__doc__ = f"{own}    Args:\n{''.join(theirs)}{arguments}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextConfig(BlockConfig):
-    """Architecture of a text tower. The fields of the blocks are those of `ViTConfig`; the defaults are CLIP-B/16's.
-
-    Args:
-        vocab_size: number of tokens that the tower knows.
-        max_length: most tokens of a text, start and end included.
-        hidden_size: width of a token.
-        num_layers: number of encoder blocks.
-        causal: whether a token attends only to itself and to those in front of it (CLIP).
-        pooling: "end" takes the end token, "last" the last position, whatever token it has (SigLIP), "first" the first.
-        end_token: id of the end token; None: the largest id in a text, as in CLIP's first configs.
-        projection_size: width of the embedding; 0 means no projection.
-        projection_bias: whether the projection has a bias.
-        logit_scale: natural logarithm of the factor of the cosine similarities of texts and images, as files have it;
-            None if the file has none.
-        logit_bias: number added to their product (SigLIP); None for a pair that is trained with softmax.
-
-    Raises:
-        ValueError: fields are wrong or contradict each other; one message names all of them.
-
-    Example:
-        >>> keras_vit.text.TextConfig(max_length=64, causal=False, pooling="last").to_dict()["num_layers"]
-        12
-    """
-
-    vocab_size: Count = 49408
-    max_length: Count = 77
-    hidden_size: Count = 512
-    num_layers: Count = 12
-    num_heads: Count = 8
-    mlp_dim: Count = 2048
-    activation: Activation = "gelu_quick"
-    norm_epsilon: NonNegative = 1e-5
-    causal: bool = True
-    pooling: Literal["end", "last", "first"] = "end"
-    end_token: WholeNumber | None = None
-    projection_size: WholeNumber = 512
-    projection_bias: bool = False
-    logit_scale: Finite | None = None
-    logit_bias: Finite | None = None
-
-    def _conflicts(self) -> Iterator[str]:
-        yield from super()._conflicts()
-        if self.hidden_size % self.num_heads:
-            yield f"hidden_size must be a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
-        if self.tokens_mlp_dim is not None:
-            yield f"a text tower has attention and needs tokens_mlp_dim=None. Received: {self.tokens_mlp_dim}"
-        if self.end_token is not None and self.end_token >= self.vocab_size:
-            yield f"end_token must be below vocab_size={self.vocab_size}. Received: {self.end_token}"
-
-    @property
-    def width(self) -> int:
-        """Width of the embeddings."""
-        return self.projection_size or self.hidden_size
-
-
-document_groups(TextConfig, BlockConfig)

@@ -27,8 +27,7 @@ from keras_vit.converters.source import (
 from keras_vit.converters.table import MAX_LAYERS, Table, load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
-from keras_vit.model.config import ViTConfig, check_fields
-from keras_vit.model.config_groups import TextConfig
+from keras_vit.model.config import TextConfig, ViTConfig, check_fields
 from keras_vit.text.encoder import TextEncoder
 from keras_vit.text.tokenizer import Tokenizer, find_tokenizer, import_libraries
 

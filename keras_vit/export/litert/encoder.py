@@ -194,7 +194,7 @@ def _center_and_scale(file: FileWriter, x: Tensor, name: str) -> Tensor:
 honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
 STREAM_READERS.add(RelativePosition)  # of the tokens it reads the shape alone
 honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
-honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved")
+honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "axes")
 honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
 honours(MergeHeads, "width")
 

@@ -98,6 +98,8 @@ def relative_scores(query: Any, table: Any) -> Any:
 class Rotary:
     """Turn pairs of channels of every head (arXiv 2104.09864): half by the patch's row, half by its column.
 
+    With `axes` "xy" the first half turns by the column.
+
     Pair k of an axis turns by coordinate * theta ** (-4 k / head size). Tokens in front of the patches are not turned.
     The arguments are the grid of patches, the number of tokens in front, and the `rotary_` fields of `ViTConfig`.
     """
@@ -107,6 +109,8 @@ class Rotary:
     theta: float
     trained_grid: int | None = None
     interleaved: bool = False
+    offset: float = 0.0
+    axes: str = "yx"
 
     def turn(self, x: Any) -> Any:
         """Turn queries or keys (batch, heads, tokens, head size): the first tokens of a sequence, or all."""
@@ -131,12 +135,14 @@ def cosines_and_sines(rotary: Rotary, size: int, dtype: str) -> tuple[np.ndarray
     """Cosines and sines (tokens, head size), which the blocks share."""
     lines = []
     for side in rotary.grid:
+        number = np.arange(side) + rotary.offset
         if rotary.trained_grid is None:
-            lines.append(2 * np.pi * ((2 * np.arange(side) + 1) / side - 1))
+            lines.append(2 * np.pi * ((2 * number + 1) / side - 1))
         else:
-            lines.append(np.arange(side) * rotary.trained_grid / side)
+            lines.append(number * (rotary.trained_grid or side) / side)
     frequencies = rotary.theta ** -(np.arange(size // 4) / (size // 4))
     coordinates = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, 2, 1)
+    coordinates = coordinates[:, ::-1] if rotary.axes == "xy" else coordinates
     angles = (coordinates * frequencies).reshape(len(coordinates), size // 2)
     angles = np.repeat(angles, 2, axis=1) if rotary.interleaved else np.tile(angles, 2)
     angles = np.pad(angles, ((rotary.prefix_tokens, 0), (0, 0)))
