@@ -111,6 +111,51 @@ def resize_patches(kernel: npt.ArrayLike, patch_size: Grid, *, method: str = "of
     return resized.astype(weights.dtype)
 
 
+def bias_rows(grid: Grid, prefix_tokens: int) -> int:
+    """Count the rows of a table of relative biases: the offsets of patches, and three of tokens in front."""
+    height, width = _sides(grid, "grid")
+    return (2 * height - 1) * (2 * width - 1) + (3 if prefix_tokens else 0)
+
+
+def resize_bias(table: np.ndarray, grid: Grid, source_grid: Grid, *, method: str) -> np.ndarray:
+    """Interpolate a table of relative biases, float (rows, heads), to another grid; its last rows may be of tokens.
+
+    With "bicubic-antialias", timm's method, offsets lie further apart the larger they are, so that those of neighbours
+    keep their meaning, and values between them are linear: `resize_rel_pos_bias_table` in timm/layers/pos_embed_rel.py,
+    after BEiT. Otherwise bilinear with half-pixel centres, as transformers' `BeitRelativePositionBias`.
+    """
+    values = _floats(table, "A table of relative biases", method)
+    new, old = _sides(grid, "grid"), _sides(source_grid, "source_grid")
+    if new == old:
+        return values.copy()
+    sides, old_sides = ([2 * side - 1 for side in both] for both in (new, old))
+    offsets, others = np.split(values, [math.prod(old_sides)])
+    matrix = _geometric if method == "bicubic-antialias" else _bilinear
+    rows, columns = (matrix(*pair) for pair in zip(sides, old_sides, strict=True))
+    source = offsets.astype(np.float64).reshape(*old_sides, -1)
+    resized = np.einsum("hi,wj,ijd->hwd", rows, columns, source, optimize=True).reshape(-1, values.shape[-1])
+    return np.concatenate([resized.astype(values.dtype), others])
+
+
+def _geometric(new: int, old: int) -> Matrix:
+    """Matrix of `resize_bias`: the old offsets lie at 0, 1, 1 + q, 1 + q + q**2 and so on, the largest at the new one.
+
+    q is between 1.01 and 1.5, also for equal sides, and values beyond the largest offset are its own.
+    """
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        low, high = (low, ratio) if (1 - ratio ** (old // 2)) / (1 - ratio) > new // 2 else (ratio, high)
+    side = np.cumsum(ratio ** np.arange(old // 2))
+    known = np.concatenate([-side[::-1], [0], side])
+    wanted = (np.arange(new) - new // 2).clip(known[0], known[-1])
+    first = np.clip(np.searchsorted(known, wanted, side="right") - 1, 0, old - 2)
+    share = (wanted - known[first]) / (known[first + 1] - known[first])
+    matrix = np.zeros((new, old))
+    matrix[np.arange(new), first], matrix[np.arange(new), first + 1] = 1 - share, share
+    return matrix
+
+
 def sincos2d(
     grid: Grid, hidden_size: int, *, temperature: float = 10_000.0, dtype: npt.DTypeLike = np.float32
 ) -> npt.NDArray[np.floating]:

@@ -21,6 +21,8 @@ ARGS: dict[str, Any] = {
 }
 HYBRID = {"img_size": 64, "patch_size": 1, "depth": 1}
 BASE, DEIT = "vit_base_patch16_224", "deit_tiny_distilled_patch16_224"
+BEIT, RELPOS, CLS = "beit_base_patch16_224", "vit_relpos_base_patch16_224", "vit_relpos_base_patch16_cls_224"
+SHARED_BIAS = {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}
 TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "token": (BASE, {}),
     "distilled": (DEIT, {}),
@@ -57,6 +59,14 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "R+Ti/16": ("vit_tiny_r_s16_p8_224", {**HYBRID, "patch_size": 2}),
     "R26": ("vit_small_r26_s32_224", HYBRID),
     "R50": ("vit_base_r50_s16_224", HYBRID),
+    "BEiT": (BEIT, {"img_size": (16, 48)}),
+    "BEiT of one table": (BEIT, {**SHARED_BIAS, "global_pool": "token", "use_fc_norm": False, "init_values": None}),
+    "BEiT with positions": (BEIT, {"use_abs_pos_emb": True, "qkv_bias": False, "num_classes": 0}),
+    "relative biases of MLPs": (RELPOS, {"img_size": (16, 48)}),
+    "relative biases of one MLP": (RELPOS, {"shared_rel_pos": True, "rel_pos_dim": 16, "fc_norm": False}),
+    "relative biases of MLPs, class token": (CLS, {"rel_pos_dim": 16, "qkv_bias": True}),
+    "relative biases of tables": (CLS, {"rel_pos_type": "bias", "global_pool": "avg"}),
+    "relative biases of one table": (RELPOS, {"rel_pos_type": "bias", "shared_rel_pos": True}),
     "grey hybrid": ("vit_tiny_r_s16_p8_224", {**HYBRID, "patch_size": 2, "in_chans": 1}),
 }
 

@@ -196,6 +196,8 @@ HELD: dict[str, dict[str, Any]] = {  # by each format
     "huggingface_dinov2_registers": {**DINO, "num_registers": 2},
     **dict.fromkeys(("huggingface_dinov3", "timm_eva"), {**DINO, **FAMILIES["rotary"], "activation": "gelu_erf"}),
     "timm_rope": FAMILIES["RoPE-ViT"],
+    **dict.fromkeys(("huggingface_beit", "timm_beit"), {**FAMILIES["relative biases"], "activation": "gelu_erf"}),
+    "timm_relpos": {"relative_bias": "blocks", "position": "none", "activation": "gelu_erf", "layer_scale": 0.1},
     **dict.fromkeys(("mixer", "timm_mixer"), OTHERS["mixer"]),
     **dict.fromkeys(("bit", "timm_bit"), OTHERS["BiT"]),
     "big_vision_bit": {**OTHERS["BiT"], "resnet": {**OTHERS["BiT"]["resnet"], "version": 1}},

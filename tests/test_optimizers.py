@@ -125,6 +125,7 @@ TIMES = {
     **dict.fromkeys(("pre_norm/gamma", "root/conv/kernel", "root/gn/beta", "stage_3_unit_12/gn1/gamma"), 13),
     **{"block_0/norm1/gamma": 12, "block_1/attention/query/kernel": 11, "block_11/mlp/dense2/bias": 1},
     **{"masked_patch/mask_embedding": 13, "position_0/embedding": 12, "position_11/relative_embedding": 1},
+    **{"relative_bias_0/table": 12, "relative_bias_11/dense1/kernel": 1, "relative_bias/table": 0},
     **dict.fromkeys(("encoder_norm/gamma", "pool/probe", "pre_logits/kernel", "head/kernel"), 0),
     **dict.fromkeys(("head_distillation/bias", "position/relative_embedding", "colours/kernel"), 0),
 }

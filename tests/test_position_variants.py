@@ -26,6 +26,12 @@ ABLATION: dict[str, dict[str, Any]] = {
     "2-D on patches only": {"position": "learned2d", "position_prefix": False},
     "relative, distilled": {"position": "relative", "position_place": "blocks", "num_registers": 2},
     "relative, no class token": {"position": "relative", "position_place": "shared", "classifier": "gap"},
+    "biases": {"relative_bias": "blocks", "num_registers": 2},
+    "biases beside positions at every block": {"relative_bias": "shared", "position_place": "blocks"},
+    "biases of one MLP, no class token": {
+        **{"position": "none", "relative_bias": "shared", "relative_bias_mlp_dim": 6, "classifier": "gap"},
+    },
+    "biases of MLPs": {"position": "none", "relative_bias": "blocks", "relative_bias_mlp_dim": 6},
 }
 WIDE: dict[str, Any] = {"image_size": (16, 40)}  # height and width differ, so that they cannot be exchanged
 RELATIVE: dict[str, Any] = {"position": "relative", "position_place": "blocks"}
@@ -50,7 +56,27 @@ def positions(w: dict[str, np.ndarray], config: Any, name: str, prefix: int) -> 
     return np.stack(rows)
 
 
-def attention(x: np.ndarray, w: dict[str, np.ndarray], block: str, table: np.ndarray | None) -> tuple[np.ndarray, ...]:
+def biases(w: dict[str, np.ndarray], config: Any, name: str) -> np.ndarray:
+    """Return what is added to the scores, (heads, queries, keys), pair by pair (BEiT; timm's RelPosMlp)."""
+    prefix, (height, width), heads = config.num_prefix_tokens, config.grid, config.num_heads
+    result = np.zeros((heads, config.num_tokens, config.num_tokens))
+    for q, k in np.ndindex(result.shape[1:]):
+        (yq, xq), (yk, xk) = (divmod(token - prefix, width) for token in (q, k))
+        y, x = yq - yk, xq - xk
+        if config.relative_bias_mlp_dim is None:
+            kinds = {(False, False): (y + height - 1) * (2 * width - 1) + x + width - 1}
+            kinds |= {(True, False): -3, (False, True): -2, (True, True): -1}
+            result[:, q, k] = w[f"{name}/table"][kinds[q < prefix, k < prefix]]
+        elif min(q, k) >= prefix:
+            offset = np.array([np.sign(y) * np.log(1 + abs(y)), np.sign(x) * np.log(1 + abs(x))])
+            hidden = np.maximum(offset @ w[f"{name}/dense1/kernel"] + w[f"{name}/dense1/bias"], 0)
+            result[:, q, k] = hidden @ w[f"{name}/dense2/kernel"] + w[f"{name}/dense2/bias"]
+    return result
+
+
+def attention(
+    x: np.ndarray, w: dict[str, np.ndarray], block: str, table: np.ndarray | None, bias: np.ndarray | None
+) -> tuple[np.ndarray, ...]:
     """Compute attention as in the paper's appendix A, head by head, and pair by pair for relative positions."""
     parts = {name: (w[f"{block}/attention/{name}/kernel"], w[f"{block}/attention/{name}/bias"]) for name in "qkv"}
     tokens, (_, heads, size) = x.shape[1], parts["q"][0].shape
@@ -61,7 +87,8 @@ def attention(x: np.ndarray, w: dict[str, np.ndarray], block: str, table: np.nda
         for i in range(tokens if table is not None else 0):
             for j in range(tokens):
                 scores[:, i, j] += q[:, i] @ table[i - j + tokens - 1, head]  # type: ignore[index]
-        maps.append(scipy.special.softmax(scores / np.sqrt(size), axis=-1))
+        scores = scores / np.sqrt(size) + (0 if bias is None else bias[head])
+        maps.append(scipy.special.softmax(scores, axis=-1))
         output += maps[-1] @ v @ w[f"{block}/attention/out/kernel"][head]
     return output, np.stack(maps, axis=1)
 
@@ -89,7 +116,9 @@ def in_numpy(model: VisionTransformer, images: np.ndarray) -> tuple[np.ndarray, 
             x = x + positions(w, c, name, c.num_prefix_tokens)
         if c.position == "relative":
             table = w[f"{name}/relative_embedding"]
-        attended, weights = attention(norm(x, w, f"block_{i}/norm1"), w, f"block_{i}", table)
+        name = "relative_bias" if c.relative_bias == "shared" else f"relative_bias_{i}"
+        bias = None if c.relative_bias == "none" else biases(w, c, name)
+        attended, weights = attention(norm(x, w, f"block_{i}/norm1"), w, f"block_{i}", table, bias)
         maps.append(weights)
         x = x + attended
         inner = norm(x, w, f"block_{i}/norm2") @ w[f"block_{i}/mlp/dense1/kernel"] + w[f"block_{i}/mlp/dense1/bias"]

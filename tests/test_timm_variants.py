@@ -27,7 +27,7 @@ OUTPUTS = arrays(FOLDER / "outputs.npz")
 def test_timms_own_files_give_timms_numbers_and_are_written_with_the_same_config(tmp_path: Path, name: str) -> None:
     model = converters.load(FOLDER / name)
     assert distance(model(prepared(model.config)), OUTPUTS[name]) < cases.TOLERANCE
-    path = converters.save(model, tmp_path / "ours", format="timm")
+    path = converters.save(model, tmp_path / "ours", format=converters.detect(FOLDER / name))
     assert converters.load(path.parent).config == model.config
     assert_same_bits(values(converters.load(path.parent)), values(model))
     ours, theirs = (json.loads((folder / "config.json").read_text()) for folder in (path.parent, FOLDER / name))

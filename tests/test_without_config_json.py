@@ -20,9 +20,12 @@ FOLDERS = [path.parent for path in sorted(DATA.glob("*/*/config.json")) if path.
 ASKED, ASSUMED = re.compile(r"'(\w+)': "), re.compile(r"(\w+)=")
 FORMATS = (
     "timm",
+    "timm_beit",
     "timm_eva",
+    "timm_relpos",
     "timm_rope",
     "huggingface",
+    "huggingface_beit",
     "huggingface_clip",
     "huggingface_siglip",
     "huggingface_dinov2",

@@ -66,6 +66,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"rotary_theta": 100.0, "rotary_grid": 0, "rotary_interleaved": True, "rotary_axes": "xy"},
         **{"position": "none", "layer_scale": 0.1, "activation": "gelu_erf"},
     },
+    "relative biases": {
+        **{"position": "none", "relative_bias": "blocks", "key_bias": False, "layer_scale": 0.1},
+        **{"classifier": "gap", "class_token": True, "final_norm": "pooled"},
+    },
+    "relative biases of one MLP": {"relative_bias": "shared", "relative_bias_mlp_dim": 8, "num_registers": 2},
     "class token and mean": {"classifier": "token_gap", "num_registers": 2, "position_prefix": False},
     "several blocks": {"token_blocks": 2, "mean_blocks": 2, "num_registers": 2},
 }

@@ -101,6 +101,11 @@ _DINOV3: Keys = {
     "rope_theta": "rotary_theta",
     "layerscale_value": "layer_scale",
 }
+_BEIT: Keys = {
+    **_IMAGE,
+    **_DROPOUT,
+    "layer_scale_init_value": "layer_scale",
+}
 _VISION: Keys = {**_IMAGE, "attention_dropout": "attention_dropout_rate"}
 
 
@@ -150,7 +155,7 @@ def _processor_sizes(values: Any) -> Fields:
 
 
 # Kinds of models in which transformers takes a square root of the number of patches, or computes a square of the side.
-_SQUARE = ("dinov2", "dinov2_with_registers", "clip_vision_model", "siglip", "siglip_vision_model")
+_SQUARE = ("beit", "dinov2", "dinov2_with_registers", "clip_vision_model", "siglip", "siglip_vision_model")
 
 
 def _write_transformers(config: ViTConfig, keys: Keys, kind: str, name: str, processor: str, **others: Any) -> Fields:
@@ -206,9 +211,23 @@ def write_vit(config: ViTConfig, kind: str = "ViT") -> Fields:
     return _write_transformers(config, _VIT, kind.lower(), name, processor, **others)
 
 
-def write_deit(config: ViTConfig) -> Fields:
-    """Write the config.json of DeiTModel or of one of its classifiers."""
-    return write_vit(config, "DeiT")
+def read_beit(values: Json) -> Fields:
+    """Read the config.json of BeitModel, Data2VecVisionModel and of their classifiers."""
+    return _read_transformers(values, _BEIT)
+
+
+def write_beit(config: ViTConfig) -> Fields:
+    """Write the config.json of BeitModel or of its classifier."""
+    others: Fields = {
+        "layer_scale_init_value": 0.0,
+        "use_mean_pooling": config.final_norm == "pooled",
+        "use_absolute_position_embeddings": config.position == "learned",
+        "use_relative_position_bias": config.relative_bias == "blocks",
+        "use_shared_relative_position_bias": config.relative_bias == "shared",
+        **write_keys(config, {"layer_scale_init_value": "layer_scale"}),
+    }
+    name = f"Beit{'ForImageClassification' if config.num_classes else 'Model'}"
+    return _write_transformers(config, _BEIT, "beit", name, "BeitImageProcessor", **others, **_write_labels(config))
 
 
 def read_dinov2(values: Json) -> Fields:
@@ -452,7 +471,8 @@ def read_open_clip_text(values: Json) -> Fields:
 # Name, as in `json` of a format's table -> its functions.
 JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "huggingface": JsonConfig(read_vit, write_vit, _PROCESSOR_FILE),
-    "huggingface_deit": JsonConfig(read_vit, write_deit, _PROCESSOR_FILE),
+    "huggingface_beit": JsonConfig(read_beit, write_beit, _PROCESSOR_FILE),
+    "huggingface_deit": JsonConfig(read_vit, functools.partial(write_vit, kind="DeiT"), _PROCESSOR_FILE),
     "huggingface_ijepa": JsonConfig(read_vit, functools.partial(write_vit, kind="IJepa"), _PROCESSOR_FILE),
     "huggingface_dinov2": JsonConfig(read_dinov2, write_dinov2, _PROCESSOR_FILE),
     "huggingface_dinov2_registers": JsonConfig(
@@ -467,8 +487,10 @@ JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "open_clip": JsonConfig(read_open_clip, file="open_clip_config.json"),
     "open_clip_text": JsonConfig(read_open_clip_text, file="open_clip_config.json"),
     "timm": JsonConfig(timm.read, timm.write_vit),
+    "timm_beit": JsonConfig(timm.read, timm.write_beit),
     "timm_bit": JsonConfig(timm.read, timm.write_bit),
     "timm_eva": JsonConfig(timm.read, timm.write_eva),
     "timm_rope": JsonConfig(timm.read, timm.write_rope),
     "timm_mixer": JsonConfig(timm.read, timm.write_mixer),
+    "timm_relpos": JsonConfig(timm.read, timm.write_relpos),
 }

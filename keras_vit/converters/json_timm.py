@@ -1,4 +1,4 @@
-"""Read and write timm's config.json for its classes VisionTransformer, Eva, MlpMixer and ResNetV2."""
+"""Read and write timm's config.json: VisionTransformer, Eva, Beit, VisionTransformerRelPos, MlpMixer, ResNetV2."""
 
 import functools
 import math
@@ -52,6 +52,10 @@ _BOTH_ARGS: Keys = {
     "qkv_bias": "qkv_bias",
     "init_values": "layer_scale",
 }
+_BEIT_ARGS: Keys = {
+    **{key: rule for key, rule in _BOTH_ARGS.items() if key not in ("class_token", "no_embed_class")},
+    "use_fc_norm": ("final_norm", _FINAL_NORMS),
+}
 _VIT_ARGS: Keys = {
     **_BOTH_ARGS,
     "reg_tokens": "num_registers",
@@ -73,10 +77,16 @@ _EVA_ARGS: Keys = {
     "use_pre_transformer_norm": "pre_norm",
     "attn_pool_num_heads": "pool_heads",
 }
+_RELPOS_ARGS: Keys = {
+    **{key: rule for key, rule in _BOTH_ARGS.items() if key != "no_embed_class"},
+    "fc_norm": ("final_norm", _FINAL_NORMS),
+}
 # Arguments of all classes without a field of ViTConfig, and the values that are read.
 _OTHER_ARGS = {
     **accept_any("mlp_ratio num_blocks layers channels stem_chs width_factor"),  # the tensors tell
     **accept_any("qkv_fused swiglu_mlp swiglu_align_to scale_mlp use_abs_pos_emb attn_pool_mlp_ratio"),
+    **accept_any("use_rel_pos_bias use_shared_rel_pos_bias head_init_scale shared_rel_pos rel_pos_dim"),
+    "rel_pos_type": ["mlp", "bias"],
     **accept_any("drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate"),
     **accept_any("dynamic_img_size strict_img_size weight_init fix_init nlhb zero_init_last"),
     **accept_only(False, "qk_norm scale_attn_norm scale_mlp_norm dynamic_img_pad stem_norm avg_down"),
@@ -233,6 +243,33 @@ def write_rope(config: ViTConfig) -> Fields:
     if config.final_norm != "none":
         arguments["use_post_transformer_norm"] = config.final_norm == "tokens"
     return _write_timm(config, _EVA_ARGS, name, "patch_embed.proj", **arguments)
+
+
+def write_beit(config: ViTConfig) -> Fields:
+    """Write the config.json of timm's Beit."""
+    arguments: Fields = {
+        "mlp_ratio": _ratio(config.mlp_dim, config),
+        "use_abs_pos_emb": config.position == "learned",
+        "use_rel_pos_bias": config.relative_bias == "blocks",
+        "use_shared_rel_pos_bias": config.relative_bias == "shared",
+    }
+    size = "large" if config.hidden_size == 1024 else "base"
+    return _write_timm(config, _BEIT_ARGS, f"beit_{size}_patch16_224", "patch_embed.proj", **arguments)
+
+
+def write_relpos(config: ViTConfig) -> Fields:
+    """Write the config.json of timm's VisionTransformerRelPos."""
+    arguments: Fields = {
+        "mlp_ratio": _ratio(config.mlp_dim, config),
+        "rel_pos_type": "bias" if config.relative_bias_mlp_dim is None else "mlp",
+        "shared_rel_pos": config.relative_bias == "shared",
+    }
+    if config.relative_bias_mlp_dim is not None:
+        arguments["rel_pos_dim"] = config.relative_bias_mlp_dim
+    if config.layer_scale is None:
+        arguments["init_values"] = 0  # its default is not None
+    size = {384: "small", 512: "medium"}.get(config.hidden_size, "base")
+    return _write_timm(config, _RELPOS_ARGS, f"vit_relpos_{size}_patch16_224", "patch_embed.proj", **arguments)
 
 
 def write_mixer(config: ViTConfig) -> Fields:

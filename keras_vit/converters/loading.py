@@ -206,6 +206,8 @@ def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) ->
     """Shape of a variable in the file, which may have another grid and another patch size."""
     if path == PATCHES:
         return (*file_config.patch, *shape[2:])
+    if path.startswith("relative_bias") and path.endswith("/table"):
+        return (position.bias_rows(file_config.grid, file_config.num_prefix_tokens), shape[-1])
     if path != POSITION:
         return shape
     height, width = file_config.grid
@@ -280,6 +282,9 @@ def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTCo
     """Resize a file's value to the model's sizes; the position embedding loses zero rows that were added."""
     if path == PATCHES and value.shape[:2] != config.patch:
         return position.resize_patches(value, config.patch, method=config.position_method)
+    if path.startswith("relative_bias") and path.endswith("/table"):
+        method = config.position_method
+        return position.resize_bias(value, config.grid, checkpoint.config.grid, method=method)
     if path != POSITION:
         return value
     source_grid = checkpoint.config.grid

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keras_vit import position
 from keras_vit._util import files
 from keras_vit.converters.config_json import (
     check_json,
@@ -221,6 +222,8 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
     fields: dict[str, Any] = {name: variable in shapes for name, variable in features["present"].items()}
     for name, row in features["sizes"].items():
         fields[name] = axis_of(*(*row, None)[:3])
+    biases = {"shared": "relative_bias/", "blocks": "relative_bias_0/"}
+    place = next((place for place, start in biases.items() if any(name.startswith(start) for name in shapes)), "none")
     width = fields["hidden_size"]
     parts = width and (axis_of("head/kernel", -2, 0) or 0) // width  # 5: the class tokens of 4 blocks, and the mean
     with_token = "token_gap" if parts in (2, 5) else "token"
@@ -234,6 +237,8 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
         "token_blocks": 4 if parts == 5 else 1,
         "key_bias": "block_0/attention/key/bias" in shapes or not fields["qkv_bias"],
         "layer_scale": _LAYER_SCALE if "block_0/scale1/gamma" in shapes else None,
+        "relative_bias": place,
+        "relative_bias_mlp_dim": axis_of(f"{biases.get(place)}dense1/kernel", -1, None),
     }
 
 
@@ -279,7 +284,9 @@ def find_num_heads(shapes: Shapes, table: Table, stated: int | None, expected: i
     kernel = shapes.get("block_0/attention/query/kernel", shapes.get("pool/attention/query/kernel"))
     if kernel is None:  # no attention
         return 1 if stated is None else stated
-    found = kernel[1] if len(kernel) == 3 else stated if stated is not None else expected
+    columns = _bias_shape(shapes)[-1:]  # a number for each head
+    known = kernel[1] if len(kernel) == 3 else columns[0] if columns else stated
+    found = expected if known is None else known
     if found is None:
         raise CheckpointError(
             f"is in {table.format} format, which does not say how many attention heads there are "
@@ -288,6 +295,13 @@ def find_num_heads(shapes: Shapes, table: Table, stated: int | None, expected: i
     if stated not in (None, found):
         raise CheckpointError(f"has {found} attention heads. Received: num_heads={stated}")
     return found
+
+
+def _bias_shape(shapes: Shapes) -> tuple[int, ...]:
+    """Shape (offsets, heads) of the table of relative biases, or of the last matrix of its MLP; () without one."""
+    ends = ("table", "dense2/kernel")
+    names = [f"{layer}/{end}" for layer in ("relative_bias", "relative_bias_0") for end in ends]
+    return next((shapes[name] for name in names if len(shapes.get(name, ())) == 2), ())
 
 
 def _resnet(shapes: Shapes, numerics: ResNetConfig | None, *, is_required: bool) -> ResNetConfig | None:
@@ -346,11 +360,19 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
     if fields.get("image_size") is not None:
         return fields["image_size"]
     mixed, rows = shapes.get(_TOKEN_KERNEL, ())[:1], shapes.get("position/embedding", ())[:-1]
+    probe = _probe(fields)
+    if not (mixed or rows) and fields["relative_bias"] != "none" and fields["relative_bias_mlp_dim"] is None:
+        offsets = _bias_shape(shapes)[0] - position.bias_rows((1, 1), probe.num_prefix_tokens) + 1
+        if not _is_square(offsets) or offsets % 2 == 0:
+            raise CheckpointError(
+                f"its {offsets} relative biases are not those of a square grid: pass config={{'image_size': (height, "
+                "width)} as it was trained (--config image_size=[HEIGHT,WIDTH])"
+            )
+        rows = (((math.isqrt(offsets) + 1) // 2) ** 2 + probe.position_prefix_tokens,)
     if not (mixed or rows):
         if wanted is None:
             raise CheckpointError("has no position embedding to tell its resolution: pass image_size=")
         return wanted
-    probe = _probe(fields)
     # A token MLP has an input for every token.
     tokens = mixed[0] - probe.num_prefix_tokens if mixed else math.prod(rows) - probe.position_prefix_tokens
     if not _is_square(tokens):

@@ -24,6 +24,7 @@ from keras_vit.export.litert.builder import IDENTIFIER, schema
 from keras_vit.export.litert.head import num_folded_weights
 from keras_vit.export.litert.layers import MAX_RANK
 from keras_vit.export.modes import Mode
+from keras_vit.model.cost import num_bias_constants
 from keras_vit.model.task import MAIN_OUTPUTS
 
 MAX_REASON = 300  # characters of what LiteRT says about a file
@@ -151,6 +152,7 @@ def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int])
     least_bits, most_bits = (4, 32) if mode is None else mode.bits
     kernels = sum(math.prod(v.shape) for v in model.variables if v.path.endswith("kernel"))
     others = sum(math.prod(v.shape) for v in model.variables) - kernels
+    others += sum(num_bias_constants(layer) for layer in model._flatten_layers())
     if size != tuple(model.input_shape[1:3]):  # matrices that resize
         others += sum(math.prod(sides) for sides in zip(size, model.input_shape[1:3], strict=True))
     least = (1 - WEIGHT_SLACK / 2) * (kernels - num_folded_weights(model)) * least_bits / 8

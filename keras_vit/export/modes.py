@@ -104,7 +104,7 @@ class Mode:
     patches: Patches = (
         "dense"  # how patches are embedded: "dense" is SPACE_TO_DEPTH and FULLY_CONNECTED, or "convolution"
     )
-    tables: Literal["float32", "float16"] = "float32"  # how embeddings of positions are stored
+    tables: Literal["float32", "float16"] = "float32"  # how positions and relative biases are stored
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
     gptq: bool = False  # whether GPTQ rounds the kernels of dense layers where there are calibration images

@@ -125,6 +125,8 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
                 yield f"position='relative' needs attention. Received: {received}"
             if self.rotary_theta is not None:
                 yield f"rotary_theta needs attention. Received: {received}"
+            if self.relative_bias != "none":
+                yield f"relative_bias needs attention. Received: {received}"
         if self.position_place != "stem" and self.num_prefix_tokens:  # whole sequences, all tokens included
             yield from self._unmet(f"position_place={self.position_place!r}", position_prefix=True)
 

@@ -299,6 +299,10 @@ class PositionConfig(Group):
             of a head with channel i + size / 2 (DINOv3).
         rotary_offset: number of the first patch of a row or column (1 in Perception Encoders).
         rotary_axes: "yx" turns the first half of a head's pairs by the row; "xy" by the column (RoPE-ViT).
+        relative_bias: numbers that are added to the attention's scores, one for each head and offset of two patches in
+            two dimensions, beside `position`: "blocks" (different ones in every block, BEiT), "shared" or "none".
+        relative_bias_mlp_dim: width of an MLP that computes these numbers from the offsets (timm's relpos models); None
+            means a table of them.
     """
 
     position: Literal["learned", "learned2d", "sincos2d", "relative", "none"] = "learned"
@@ -310,16 +314,20 @@ class PositionConfig(Group):
     rotary_interleaved: bool = uncounted(False)
     rotary_offset: Float32 = uncounted(0.0)
     rotary_axes: Literal["yx", "xy"] = uncounted("yx")
+    relative_bias: Literal["none", "blocks", "shared"] = "none"
+    relative_bias_mlp_dim: Count | None = None
 
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
         if self.position == "relative":
-            yield from self._unmet("position='relative'", rotary_theta=None)
+            yield from self._unmet("position='relative'", rotary_theta=None, relative_bias="none")
         if self.position == "relative" and self.position_place == "stem":
             yield (
                 "position='relative' acts in the attention of every block: position_place is 'blocks' (one each) or "
                 "'shared'. Received: 'stem'"
             )
+        if self.relative_bias == "none":
+            yield from self._unmet("relative_bias='none'", relative_bias_mlp_dim=None)
         if self.position in ("sincos2d", "none"):
             yield from self._unmet(f"position={self.position!r}", position_place="stem")
 

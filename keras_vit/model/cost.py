@@ -21,7 +21,7 @@ from keras_vit.model import layers as vit
 from keras_vit.model.config import ResNetConfig, ViTConfig
 from keras_vit.model.layers.attention import MergeHeads, SplitHeads
 from keras_vit.model.layers.block import Dense
-from keras_vit.model.layers.position_variants import RelativePosition
+from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition
 from keras_vit.model.vision_transformer import VisionTransformer
 
 _UNINITIALIZED = "uninitialized_variables"  # Keras' list of variables that wait for a value
@@ -59,11 +59,11 @@ PEAK = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "relu": 1, "t
 # The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
     image_size patch_size num_channels patch_bias resnet class_token distilled num_registers pre_norm position
-    position_place position_prefix rotary_theta hidden_size num_layers stochastic_depth num_heads mlp_dim
-    tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation layer_scale dropout_rate attention_dropout_rate
-    num_classes classifier token_blocks mean_blocks pool_heads pool_prefix representation_size
-    representation_activation final_norm normalize_features projection_head preprocessing width_factor version
-    stage_widths stage_channels groups
+    position_place position_prefix rotary_theta relative_bias relative_bias_mlp_dim hidden_size num_layers
+    stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation layer_scale
+    dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads pool_prefix
+    representation_size representation_activation final_norm normalize_features projection_head preprocessing
+    width_factor version stage_widths stage_channels groups
 """
 
 
@@ -97,7 +97,8 @@ class Numbers:
         block_flops: those of the encoder blocks.
         activation_bytes: approximate bytes of activations for one float32 image, without the weights.
         file_bytes: approximate size of a LiteRT file without its graph (20 to 50 kB), by the precision of its kernels:
-            "float32" for `quantize="none"` (and for checkpoints in float32), "float16", "int8" for "dynamic".
+            "float32" for `quantize="none"` (and for checkpoints in float32, which have a table of relative biases in
+            place of one number for each pair of tokens), "float16", "int8" for "dynamic".
     """
 
     parameters: int
@@ -176,6 +177,7 @@ def count_model(model: keras.Model) -> Numbers:
     with_kernel = [layer for layer in _all_layers(model) if hasattr(layer, "kernel")]
     kernels = sum(prod(layer.kernel.shape) for layer in with_kernel)
     others = FLOAT * (parameters - kernels)
+    biases = FLOAT * sum(num_bias_constants(layer) for layer in model.layers)
     return Numbers(
         parameters=parameters,
         parts=parts,
@@ -183,11 +185,16 @@ def count_model(model: keras.Model) -> Numbers:
         block_flops=2 * sum(cost.multiply_adds for layer, cost in costs if isinstance(layer, vit.EncoderBlock)),
         activation_bytes=FLOAT * (prod(model.input.shape[1:]) + total.peak),
         file_bytes={
-            "float32": FLOAT * parameters,
-            "float16": 2 * kernels + others,
-            "int8": kernels + others + SCALE * sum(_outputs(layer) for layer in with_kernel),
+            "float32": FLOAT * parameters + biases,
+            "float16": 2 * kernels + others + biases,
+            "int8": kernels + others + biases + SCALE * sum(_outputs(layer) for layer in with_kernel),
         },
     )
+
+
+def num_bias_constants(layer: keras.layers.Layer) -> int:
+    """Count the numbers that a LiteRT file has for a layer's relative biases, beside its weights."""
+    return prod(layer.output.shape) - layer.count_params() if isinstance(layer, RelativeBias) else 0
 
 
 def layer_costs(model: keras.Model, *, only_final_tokens: bool = False) -> Iterator[tuple[keras.layers.Layer, Cost]]:
@@ -275,6 +282,7 @@ def _title(layer: Any) -> str | None:
         vit.PrefixTokens: lambda: "tokens in front",
         vit.PositionEmbedding: lambda: f"positions, {layer.kind}",
         RelativePosition: lambda: "positions, relative",
+        RelativeBias: lambda: "biases of attention",
         vit.AttentionPooling: lambda: "attention pooling",
         vit.TokenPooling: lambda: None if layer.token is not None else "pooled patches",
         vit.L2Normalization: lambda: "feature of length 1",
@@ -332,18 +340,25 @@ def _attention(
     query_weights = prod(layer.query.kernel.shape) + prod(layer.out.kernel.shape)
     attended_weights = prod(layer.key.kernel.shape) + prod(layer.value.kernel.shape)
     # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
-    products = (2 if relative is None else 4) * scores * layer.query.kernel.shape[-1]
+    scores_offsets = relative is not None and len(relative) == 3  # and is no bias, (1, heads, tokens, tokens)
+    products = (4 if scores_offsets else 2) * scores * layer.query.kernel.shape[-1]
     cost = Cost(
         multiply_adds=num_queries * query_weights + num_attended * attended_weights + products,
         # Input, queries, keys, values, attention weights and the output of the heads.
         kept=2 * num_queries * width + 3 * num_attended * width + scores,
         kept_inputs=2 * num_queries * width,
         # The scores, and three tensors of tokens: queries, keys and values, or their copies with the heads in front.
-        # Relative scores are five times as many, for offsets are scored too and skewed in two steps.
-        peak=3 * num_attended * width + scores * (1 if relative is None else 5),
+        # Relative scores are five times as many, for offsets are scored too and skewed in two steps; biases are added.
+        peak=3 * num_attended * width + scores * (1 if relative is None else 5 if scores_offsets else 2),
         widest=max(scores, num_attended * width),
     )
     return cost + Cost(kept=scores, kept_masks=scores) if layer.dropout_rate else cost
+
+
+def _relative_bias(layer: RelativeBias, shape: Shape) -> Cost:
+    rows = (2 * layer.grid[0] - 1) * (2 * layer.grid[1] - 1)
+    values = prod(layer.compute_output_shape((None, *shape)))
+    return Cost(multiply_adds=rows * (layer.mlp_dim or 0) * (2 + layer.num_heads), peak=values, widest=values)
 
 
 def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
@@ -432,6 +447,7 @@ COSTS: dict[type, Callable[..., Cost]] = {
     vit.PatchEmbedding: _patches,
     vit.ResNetRoot: _resnet_root,
     vit.ResNetUnit: _resnet_unit,
+    RelativeBias: _relative_bias,
     keras.layers.Dense: _dense,
 }
 # Layers without products, whose gradients keep nothing large.

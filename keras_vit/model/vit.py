@@ -8,7 +8,7 @@ import keras
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.base import activation_function, dense_layer, initializer
-from keras_vit.model.layers.position_variants import RelativePosition
+from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition
 
 
 def rotary_arguments(c: ViTConfig, *, queries: int = 0) -> dict[str, Any] | None:
@@ -35,7 +35,7 @@ class Network:
         # At least float32 for logits and for the feature of a model without a head: a bfloat16 softmax has 3 digits.
         self.output_dtype = "float64" if policy.compute_dtype == "float64" else "float32"
         self.intermediates: dict[str, Any] = {}  # name -> tensor, in the order of computation
-        self.block_inputs: dict[str, tuple[Any, ...]] = {}  # block -> tokens, and the table of relative positions
+        self.block_inputs: dict[str, tuple[Any, ...]] = {}  # block -> tokens, and what is relative to others
         self._position_layer = functools.cache(self._new_position_layer)
         self._final_norm = functools.cache(functools.partial(self._norm, "encoder_norm"))
 
@@ -116,6 +116,18 @@ class Network:
         prefix = c.position_prefix_tokens
         return vit.PositionEmbedding(c.grid, prefix_tokens=prefix, kind=c.position, method=c.position_method, **options)
 
+    def _new_bias_layer(self, name: str) -> RelativeBias:
+        c = self.config
+        return RelativeBias(
+            c.grid,
+            c.num_heads,
+            prefix_tokens=c.num_prefix_tokens,
+            mlp_dim=c.relative_bias_mlp_dim,
+            method=c.position_method,
+            name=name,
+            dtype=self.policy,
+        )
+
     # ---- the encoder
 
     def _block(self, x: Any, i: int) -> Any:
@@ -133,12 +145,19 @@ class Network:
         return self._record(block.name, block(*self.block_inputs[block.name]))
 
     def _block_input(self, x: Any, i: int) -> tuple[Any, ...]:
-        """Inputs of block i: the tokens, with positions added, or with the table of relative positions."""
+        """Inputs of block i: the tokens, with positions added, or with relative positions or biases."""
         c = self.config
-        if c.position_place == "stem":
-            return (x,)
-        positions = self._position_layer("position" if c.position_place == "shared" else f"position_{i}")(x)
-        return (x, positions) if c.position == "relative" else (positions,)
+        inputs: tuple[Any, ...] = (x,)
+        if c.position_place != "stem":
+            positions = self._position_layer("position" if c.position_place == "shared" else f"position_{i}")(x)
+            inputs = (x, positions) if c.position == "relative" else (positions,)
+        if c.relative_bias == "shared" and i:
+            return (*inputs, self.block_inputs["block_0"][-1])
+        if c.relative_bias != "none":
+            inputs += (
+                self._new_bias_layer("relative_bias" if c.relative_bias == "shared" else f"relative_bias_{i}")(x),
+            )
+        return inputs
 
     def _norm(self, name: str) -> vit.LayerNormalization:
         return vit.LayerNormalization(epsilon=self.config.norm_epsilon, name=name, dtype=self.policy)

@@ -16,10 +16,10 @@ from keras_vit.train._recipe import SLOTS, Recipe
 # fn(variable, *tensors and slots) assigns to the variable and the slots.
 Update = tuple[tf.Variable, Callable[..., Any], Sequence[Any]]
 
-# Layers before the first block; a hybrid's ResNet is part of the patch embedding. Relative positions that all blocks
-# share are not among them: BEiT trains these at the full rate.
+# Layers before the first block; a hybrid's ResNet is part of the patch embedding. Relative positions and biases that
+# all blocks share are not among them: BEiT trains these at the full rate.
 _STEM = re.compile(r"(embedding|prefix|position(?!/relative)|pre_norm|masked_patch|root|stage_\d+_unit_\d+)/")
-_BLOCK = re.compile(r"(?:block|position)_(\d+)/")  # position_3 is added before block 3
+_BLOCK = re.compile(r"(?:block|position|relative_bias)_(\d+)/")  # position_3 is added before block 3
 
 
 class Optimizer:

@@ -34,6 +34,10 @@ KEPT = (
     "wide image",
     "no positions",
     "CLIP with quick GELU",
+    "BEiT",
+    "BEiT of one table",
+    "relative biases of one MLP",
+    "relative biases of tables",
 )
 SMALL: dict[str, Any] = {"embed_dim": 16, "depth": 1, "num_heads": 2, "mlp_ratio": 1.0, "in_chans": 1, "num_classes": 3}
 

@@ -14,7 +14,7 @@ from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter,
 from keras_vit.model import layers as vit
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.attention import MASKED, MergeHeads, SplitHeads
-from keras_vit.model.layers.position_variants import RelativePosition, Rotary
+from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition, Rotary
 from keras_vit.model.layers.tokens import TokenEmbedding
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -192,7 +192,8 @@ def _center_and_scale(file: FileWriter, x: Tensor, name: str) -> Tensor:
 # ---- attention
 
 honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
-STREAM_READERS.add(RelativePosition)  # of the tokens it reads the shape alone
+honours(RelativeBias, "grid", "num_heads", "prefix_tokens", "mlp_dim", "method")
+STREAM_READERS.update((RelativePosition, RelativeBias))  # of the tokens they read shape and type alone
 honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
 honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "axes")
 honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
@@ -204,8 +205,8 @@ def attention(
 ) -> PendingTensor:
     """Write attention of the first `queries` tokens without its output projection, (batch, queries, hidden_size).
 
-    `relative` is a RelativePosition. The attention weights, (batch, heads, queries, tokens) or (batch, heads * queries,
-    tokens), become `file.attention`.
+    `relative` is a RelativePosition or a RelativeBias. The attention weights, (batch, heads, queries, tokens) or
+    (batch, heads * queries, tokens), become `file.attention`.
 
     Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query,
     unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
@@ -228,7 +229,11 @@ def attention(
         query = _apply_rotary(file, query, layer.rotary, f"{name}/query")
         key = _apply_rotary(file, key, layer.rotary, f"{name}/key")
     scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
-    if relative is not None:
+    if isinstance(relative, RelativeBias):
+        biases = folding.relative_bias(relative, queries)
+        added = file.shared_constant(biases, f"{relative.name}/bias_{queries}", is_table=True)
+        scores = ops.add(scores, added, f"{name}/all_scores")
+    elif relative is not None:
         scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
     if layer.causal:
         mask = np.triu(np.full([static_dim(x.tensor.shape[1])] * 2, MASKED), 1)[None, None]

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from keras_vit.model.layers.position_variants import cosines_and_sines
+from keras_vit.model.layers.position_variants import bias_numbers, cosines_and_sines, log_offsets
 
 Array = npt.NDArray[np.float64]
 
@@ -152,3 +152,13 @@ def relative_table(layer: Any, queries: int) -> Array:
     tokens = (len(table) + 1) // 2
     reversed_table = np.moveaxis(table[::-1], 1, 0)[:, tokens - queries :]
     return np.pad(reversed_table, ((0, 0), (0, 1), (0, 0)))
+
+
+def relative_bias(layer: Any, queries: int) -> Array:
+    """Numbers of a RelativeBias that are added to the scores of the first queries, (1, heads, queries, tokens)."""
+    numbers = bias_numbers(layer.grid, layer.prefix_tokens)[:queries]
+    if layer.mlp_dim is None:
+        return np.moveaxis(float64(layer.table)[numbers], -1, 0)[None]
+    (kernel1, bias1), (kernel2, bias2) = (map(float64, dense.weights) for dense in (layer.dense1, layer.dense2))
+    table = np.maximum(log_offsets(layer.grid) @ kernel1 + bias1, 0) @ kernel2 + bias2
+    return np.moveaxis(np.pad(table, ((0, 3), (0, 0)))[numbers], -1, 0)[None]

@@ -143,10 +143,13 @@ class Operators:
         """Add a float32 or integer parameter; float64 becomes float32."""
         return self.builder.constant(array.astype(np.float32) if array.dtype == np.float64 else array, name)
 
+    def table(self, array: np.ndarray, name: str) -> Tensor:
+        """Add a parameter that is added to the same tensor of every image."""
+        return self.storage.storage_of("ADD", name).add_kernel(self.builder, array, name)
+
     def add_table(self, x: Tensor, table: np.ndarray, name: str) -> Tensor:
         """Compute x + table with broadcasting; the table is called `name/embedding`."""
-        storage = self.storage.storage_of("ADD", name)
-        return self.add(x, storage.add_kernel(self.builder, table, f"{name}/embedding"), name)
+        return self.add(x, self.table(table, f"{name}/embedding"), name)
 
     def dense(
         self, x: Tensor, kernel: np.ndarray, bias: np.ndarray | None, name: str, *, few_rows: bool = False

@@ -184,10 +184,10 @@ class FileWriter:
         """Apply a dense layer to the last axis."""
         return self.ops.dense(x.tensor, *self.fold(weights, x), name)
 
-    def shared_constant(self, array: np.ndarray, name: str) -> Tensor:
-        """Add a constant that several layers may use; it is stored once."""
+    def shared_constant(self, array: np.ndarray, name: str, *, is_table: bool = False) -> Tensor:
+        """Add a constant that several layers may use; it is stored once, a table as the mode's `tables` says."""
         if name not in self._shared_constants:
-            self._shared_constants[name] = self.ops.constant(array, name)
+            self._shared_constants[name] = (self.ops.table if is_table else self.ops.constant)(array, name)
         return self._shared_constants[name]
 
 

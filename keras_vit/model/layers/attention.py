@@ -69,8 +69,9 @@ class MultiHeadAttention(BaseLayer):
     `Rotary` as a dict. `causal`: a token attends only to itself and to tokens in front of it, as in CLIP's text tower;
     it needs queries and attended tokens of the same length, and excludes relative positions.
 
-    Inputs: queries (batch, tokens, hidden_size), other tokens to attend to, the table of a `RelativePosition`; the last
-    two may be None. Kernels: query, key, value (hidden_size, heads, head size), out (heads, head size, hidden_size).
+    Inputs: queries (batch, tokens, hidden_size), other tokens to attend to, the result of a `RelativePosition` or a
+    `RelativeBias`; the last two may be None. Kernels: query, key, value (hidden_size, heads, head size), out (heads,
+    head size, hidden_size).
     """
 
     def __init__(
@@ -128,7 +129,9 @@ class MultiHeadAttention(BaseLayer):
         if self.causal:
             tokens = ops.shape(attended)[1]
             return query, key, ops.triu(ops.full((tokens, tokens), MASKED, query.dtype), 1)
-        return query, key, None if relative is None else relative_scores(query, relative)
+        if relative is None or len(relative.shape) == 3:
+            return query, key, None if relative is None else relative_scores(query, relative)
+        return query, key, relative[:, :, : query.shape[2]]
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "rotary": None if self.rotary is None else dataclasses.asdict(self.rotary)}

@@ -1,4 +1,4 @@
-"""Other positions: in two dimensions and relative to another token (paper, appendix D.4), and rotary ones."""
+"""Other positions: in two dimensions and relative to another token (paper, appendix D.4), biases, and rotary ones."""
 
 import functools
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.model.layers.base import BaseLayer, initializer
+from keras_vit import position
+from keras_vit.model.layers.base import BaseLayer, dense_layer, initializer
 
 
 def concatenated_axes(along_x: Any, along_y: Any, grid: tuple[int, int], prefix_tokens: int) -> Any:
@@ -92,6 +93,96 @@ def relative_scores(query: Any, table: Any) -> Any:
     scores = ops.reshape(scores, (-1, heads, queries * (offsets + 1)))
     aligned = scores[:, :, queries - 1 : queries - 1 + queries * offsets]
     return ops.reshape(aligned, (-1, heads, queries, offsets))[..., :tokens]
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class RelativeBias(BaseLayer):
+    """Make numbers that are added to the attention's scores, (1, num_heads, tokens, tokens), from offsets of patches.
+
+    The table has a row for each offset of (2 * rows - 1, 2 * columns - 1) in two dimensions, that of the query less
+    that of the key. With tokens in front of the patches three rows follow: for such a token as query, as key, as both.
+    Source: BEiT (arXiv 2106.08254), `gen_relative_position_index` in timm/models/beit.py.
+
+    With `mlp_dim`, an MLP of that width with ReLU computes the rows from the offsets d as sign(d) log(1 + |d|), and
+    tokens in front have no bias. Source: `RelPosMlp` in timm/layers/pos_embed_rel.py, after Swin V2 (arXiv 2111.09883).
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        num_heads: int,
+        *,
+        prefix_tokens: int = 0,
+        mlp_dim: int | None = None,
+        method: str = "official",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.grid = (grid[0], grid[1])
+        self.num_heads = num_heads
+        self.prefix_tokens = prefix_tokens
+        self.mlp_dim = mlp_dim
+        self.method = method
+        if mlp_dim is not None:
+            options = {"kernel_initializer": initializer("dense"), "dtype": self.dtype_policy}
+            self.dense1 = dense_layer(mlp_dim, activation="relu", name="dense1", **options)
+            self.dense2 = dense_layer(num_heads, name="dense2", **options)
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        if self.mlp_dim is not None:
+            self.dense1.build((None, 2))
+            self.dense2.build((None, self.mlp_dim))
+            return
+        rows = position.bias_rows(self.grid, self.prefix_tokens)
+        self.table = self.add_weight(shape=(rows, self.num_heads), initializer=initializer("position"), name="table")
+
+    def call(self, x: Any) -> Any:
+        table = self.table if self.mlp_dim is None else self._computed_table(x.dtype)
+        numbers, shape = bias_numbers(self.grid, self.prefix_tokens), self.compute_output_shape(x.shape)
+        # Along the last axis: the gradient of rows that are taken would be sparse.
+        return ops.reshape(ops.take(ops.cast(ops.transpose(table), x.dtype), numbers.reshape(-1), axis=1), shape)
+
+    def _computed_table(self, dtype: Any) -> Any:
+        rows = self.dense2(self.dense1(ops.cast(log_offsets(self.grid), dtype)))
+        return ops.pad(rows, ((0, 3 if self.prefix_tokens else 0), (0, 0)))
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        tokens = self.prefix_tokens + self.grid[0] * self.grid[1]
+        return (1, self.num_heads, tokens, tokens)
+
+    def save_own_variables(self, store: Any) -> None:
+        if self.mlp_dim is None:
+            store["table"] = ops.convert_to_numpy(self.table)
+            store["grid"] = np.array(self.grid)
+
+    def load_own_variables(self, store: Any) -> None:
+        if self.mlp_dim is not None:
+            return
+        if "table" not in store:
+            raise ValueError(f"A relative bias without an MLP has a table. Received: {sorted(store.keys())}")
+        height, width = (int(side) for side in store["grid"])
+        table = position.resize_bias(np.asarray(store["table"]), self.grid, (height, width), method=self.method)
+        self.table.assign(table)
+
+
+@functools.lru_cache(maxsize=8)
+def bias_numbers(grid: tuple[int, int], prefix_tokens: int) -> np.ndarray:
+    """Numbers of the rows of a RelativeBias's table, int32 (queries, keys)."""
+    y, x = (axis.reshape(-1) for axis in np.indices(grid))
+    rows, columns = (np.subtract.outer(line, line) + side - 1 for line, side in zip((y, x), grid, strict=True))
+    numbers = np.pad(rows * (2 * grid[1] - 1) + columns, ((prefix_tokens, 0), (prefix_tokens, 0)))
+    count = position.bias_rows(grid, 0)
+    numbers[:prefix_tokens] = count
+    numbers[:, :prefix_tokens] = count + 1
+    numbers[:prefix_tokens, :prefix_tokens] = count + 2
+    return numbers.astype(np.int32)
+
+
+def log_offsets(grid: tuple[int, int]) -> np.ndarray:
+    """Offsets (y, x) of patches, float64 ((2 * rows - 1) * (2 * columns - 1), 2), on a logarithmic scale."""
+    lines = [np.arange(1 - side, side) for side in grid]
+    offsets = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, 2)
+    return np.sign(offsets) * np.log1p(np.abs(offsets))
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,9 @@ def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | Non
         def gradient(upstream: Any) -> tuple[Any, ...]:
             d_scores = softmax_gradient(weights, ops.matmul(upstream, _transposed(value)))
             d_key, d_value = ops.matmul(_transposed(d_scores), query), ops.matmul(_transposed(weights), upstream)
-            return ops.matmul(d_scores, key), d_key, d_value, *[d_scores] * len(more)
+            is_shared = bool(more) and more[0].shape[0] == 1  # one bias for all images
+            d_added = ops.sum(d_scores, axis=0, keepdims=True) if is_shared else d_scores
+            return ops.matmul(d_scores, key), d_key, d_value, *[d_added] * len(more)
 
         return ops.matmul(weights, value), gradient
 
