@@ -169,5 +169,4 @@ REFUSED_BY_TRANSFORMERS = {
     "registers beside a probe": "no place for",
     "R26": "no place for",
     "stem": "no place for",
-    "tanh": "activation='tanh'",
 }
