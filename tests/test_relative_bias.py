@@ -123,6 +123,7 @@ def test_a_small_file_of_litert_has_one_number_for_each_pair_of_tokens(tmp_path:
 
 @pytest.mark.torch
 @pytest.mark.peers
+@pytest.mark.filterwarnings("ignore::UserWarning:timm")
 def test_a_model_of_timm_at_another_size_gives_its_numbers(tmp_path: Path) -> None:
     timm = peers.import_timm()
     for architecture, changes in (
