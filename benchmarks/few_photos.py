@@ -38,11 +38,13 @@ HELD_OUT = {"drawings": 10, "digits": 100}  # pictures of a class that no run tr
 SEEDS = 3  # draws
 JUDGED = 500  # pictures of another style
 PROBE = "probe, 8 blocks"
-# Method: its changes of the recipe finetune-photos, with the probe's own as the start; None for the probes.
+# Method: its changes of the recipe finetune-photos, with the probe's own as the start; None for the probes. All but the
+# first are without RandAugment.
 METHODS: dict[str, dict[str, Any] | None] = {
     "probe, 1 block": None,
     PROBE: None,
-    "finetune-photos": {},
+    "finetune-photos": {"randaugment_layers": 2},
+    "without RandAugment": {},
     "norms and biases, 1e-3": {"train_only": ["norms", "biases"], "learning_rate": 1e-3},
     "norms and biases, 3e-3": {"train_only": ["norms", "biases"], "learning_rate": 3e-3},
     "LoRA, 3e-4": {"lora_rank": 8, "learning_rate": 3e-4},
@@ -114,6 +116,7 @@ def measure(data: str, pictures: tuple[Pictures, Pictures], count: int, seed: in
         some = np.random.default_rng(0).permutation(len(pictures[1][1]))[:JUDGED]
         others = pictures[1][0][some], pictures[1][1][some]
     common: dict[str, Any] = {"image_size": SIZES[data], "seed": seed}
+    plain = {"randaugment_layers": 0}
     start = None
     for method, changes in METHODS.items():
         here = {"data": data, "count": count, "seed": seed, "method": method}
@@ -126,7 +129,7 @@ def measure(data: str, pictures: tuple[Pictures, Pictures], count: int, seed: in
             start = result.model if method != "probe, 1 block" else None
         if changes is not None:
             began = time.monotonic()
-            recipe = train.recipe("finetune-photos", head_start="zeros", reset_head=False, **common | changes)
+            recipe = train.recipe("finetune-photos", head_start="zeros", reset_head=False, **common | plain | changes)
             result = train.run(recipe, model=start, data={"train": shown}, progress=False)
         if result.stopped:  # by a signal
             sys.exit(1)

@@ -118,7 +118,7 @@ def bias_rows(grid: Grid, prefix_tokens: int) -> int:
 
 
 def resize_bias(table: np.ndarray, grid: Grid, source_grid: Grid, *, method: str) -> np.ndarray:
-    """Interpolate a table of relative biases, float (rows, heads), to another grid; rows of other tokens are kept.
+    """Interpolate a table of relative biases, float (rows, heads), to another grid; its last rows may be of tokens.
 
     With "bicubic-antialias", timm's method, offsets lie further apart the larger they are, so that those of neighbours
     keep their meaning, and values between them are linear: `resize_rel_pos_bias_table` in timm/layers/pos_embed_rel.py,

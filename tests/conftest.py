@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 # Read by TensorFlow and Keras when they are first imported, which is after this file.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: threads would only wait for each other
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Hypothesis measures time; a busy machine is no defect.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,6 +24,11 @@ settings.load_profile("any machine")
 # Importing TensorFlow and collecting the tests make a million objects that stay. Python need not search them for
 # garbage.
 gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest test first: at the end it would have a core alone."""
+    items.sort(key=lambda item: "test_workers" not in item.nodeid)
 
 
 def pytest_collection_finish() -> None:

@@ -72,12 +72,11 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
 
 # Entry points that are refused by name: their tensors look like ours.
 NOT_READ = (
-    "test_vit3",
     "vit_base_patch16_rpn_224",
-    "vit_pe_core_base_patch16_224",
-    "vit_small_patch16_rope_224",
+    "vit_pe_core_gigantic_patch14_448",
+    "vit_small_patch16_rope_mixed_224",
 )
-NOT_READ_KINDS = ("vit_pe_", "eva_giant_", "eva02_enormous_")
+NOT_READ_KINDS = ("vit_pe_core_gigantic_", "eva_giant_", "eva02_enormous_")
 
 # ---- of transformers.ViTConfig
 HF: dict[str, Any] = {
@@ -170,5 +169,4 @@ REFUSED_BY_TRANSFORMERS = {
     "registers beside a probe": "no place for",
     "R26": "no place for",
     "stem": "no place for",
-    "tanh": "activation='tanh'",
 }

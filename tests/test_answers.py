@@ -66,6 +66,8 @@ def test_pixels_are_no_prepared_images() -> None:
     calls: list[Callable[[], Any]] = [
         lambda: model(whole),
         lambda: model(tf.constant(whole)),
+        *(lambda each=each: model(each) for each in (whole[0], whole[:, :5], np.zeros((1, 480, 640, 3), np.uint8))),
+        lambda: model.predict(np.zeros((1, 480, 640, 3), np.uint8), verbose=0),
         lambda: model.features(whole),
         lambda: model.attention_maps(whole),
         lambda: model.predict(whole, verbose=0),
@@ -73,6 +75,7 @@ def test_pixels_are_no_prepared_images() -> None:
         lambda: model.fit(whole, labels, verbose=0),
         lambda: tf.function(model)(whole),
         lambda: segmenter(np.zeros((1, 32, 32, 3), np.int64)),
+        lambda: segmenter(np.zeros((1, 480, 640, 3), np.uint8)),
         lambda: segmenter.predict(np.zeros((1, 32, 32, 3), np.int64), verbose=0),
     ]
     for call in calls:

@@ -71,13 +71,21 @@ def test_what_is_no_command_and_no_option_is_a_usage_error() -> None:
 
 
 def test_list_has_every_model_and_its_weights() -> None:
-    families = run("list").split("\n\n")
+    families = run("list", "--all").split("\n\n")
     assert [family.partition("-")[0] for family in families][1:3] == ["BiT", "CLIP"]
     lines = "\n".join(families).splitlines()
     assert [line.split()[0] for line in lines] == catalogue.names()
     line = next(line for line in lines if line.startswith("ViT-B/16"))
     assert re.search(r" 86.9 M +384 px +85.49 % +Apache-2.0 +augreg-imagenet21k\+imagenet2012, ", line)
-    rows = json.loads(run("list", "*", "--json"))
+    short = run("list")  # every family and model in few lines
+    assert len(short.splitlines()) <= 40 and all(
+        f"  {card.family} " in short for card in map(cards.card, catalogue.names())
+    )
+    listed = set(re.findall(r"[^\s,]+", short))
+    assert [name for name in catalogue.names() if not {name, name.partition("-")[2]} & listed] == []
+    words = short.partition("images and words")[2].partition("For maps")[0]
+    assert re.findall(r"^  (\S+)", words, re.MULTILINE) == ["CLIP", "SigLIP", "SigLIP2"]
+    rows = json.loads(run("list", "--json"))
     assert [row["name"] for row in rows] == catalogue.names()
     for row in rows:
         card = cards.card(row["name"])

@@ -83,5 +83,5 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_modes_are_read_without_keras_and_the_quantizer() -> None:
-    heavy = {"keras", "tensorflow", "ai_edge_litert", "ai_edge_quantizer"}
+    heavy = {"keras", "tensorflow", "ai_edge_litert", "litert_quantizer"}
     assert not imported_packages("export.modes") & heavy

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -20,9 +21,11 @@ from keras_vit import Preprocessing, converters, visualize
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.export.server import model_function
+from keras_vit.model.layers.position_variants import Rotary
 from keras_vit.model.preprocess import is_height_first, prepare, size_before_crop
 from keras_vit.train.planner import plan
 from model_weights import assert_same_bits
+from model_weights import values as weights_of
 from reference_cases import arrays, distance
 from tiny_models import FAMILIES, built, prepared
 
@@ -402,3 +405,72 @@ def test_rotary_positions_turn_pairs_of_patches_alike() -> None:
     scores = scores.reshape(4, 4, 4, 4, 4)
     np.testing.assert_allclose(scores[:, 0, 0, 1, 2], scores[:, 2, 1, 3, 3], atol=1e-9)
     assert np.abs(scores[:, 0, 0, 0, 1] - scores[:, 0, 0, 1, 0]).max() > 1e-3
+
+
+def test_a_tower_within_a_pair_is_read(tmp_path: Path) -> None:
+    model = built(num_layers=2, activation="gelu_erf", norm_epsilon=1e-12, num_classes=0, classifier="token")
+    converters.save(model, tmp_path / "plain", format="huggingface")
+    plain = tmp_path / "plain"
+    tensors, config = load_file(plain / "model.safetensors"), json.loads((plain / "config.json").read_text())
+    for prefix, inside in (("encoder.", "encoder"), ("image_model.", "image_config")):
+        folder = tmp_path / inside
+        folder.mkdir()
+        save_file(
+            {prefix + name: value for name, value in tensors.items()} | {"decoder.lm_head.weight": np.zeros(1)},
+            folder / "model.safetensors",
+        )
+        (folder / "config.json").write_text(json.dumps({inside: config}))
+        with pytest.warns(UserWarning, match="has other parts"):
+            found = converters.load(folder)
+        x = prepared(model.config)
+        np.testing.assert_allclose(found(x), model(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("grid", "offset", "axes"), [(3, 1.0, "xy"), (0, 0.0, "xy"), (3, 0.5, "yx"), (None, 1.0, "yx")]
+)
+def test_rotary_positions_turn_each_pair_by_its_coordinate(grid: int | None, offset: float, axes: Any) -> None:
+    # arXiv 2104.09864, equation 34, with one coordinate for each half of the pairs, as complex numbers.
+    rotary = Rotary((2, 5), 1, 100.0, trained_grid=grid, interleaved=True, offset=offset, axes=axes)
+    x = np.random.default_rng(0).normal(size=(1, 1, 11, 8))
+    want = x[0, 0, :, ::2] + 1j * x[0, 0, :, 1::2]
+    for row in range(2):
+        for column in range(5):
+            places = []
+            for number, side in ((row, 2), (column, 5)):
+                centred = 2 * np.pi * (2 * (number + offset + 0.5) / side - 1)
+                places.append(centred if grid is None else (number + offset) * (grid or side) / side)
+            first, second = places[::-1] if axes == "xy" else places
+            angles = [first, first / 10, second, second / 10]  # 100 ** (-1 / 2) is a tenth
+            want[1 + 5 * row + column] *= np.exp(1j * np.array(angles))
+    found = np.asarray(rotary.turn(keras.ops.convert_to_tensor(x)))[0, 0]
+    np.testing.assert_allclose(found[:, ::2] + 1j * found[:, 1::2], want, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "format"), [("Perception Encoder", "timm"), ("RoPE-ViT", "timm_rope")])
+def test_rotary_positions_of_timm_come_back_and_are_asked_for(kind: str, format: str, tmp_path: Path) -> None:
+    model = built(**FAMILIES[kind], image_size=(24, 40))
+    path = converters.save(model, tmp_path / "file", format=format)
+    assert converters.load(path).config == model.config
+    tensors = load_file(path)
+    (bare := tmp_path / "bare").mkdir()
+    save_file(tensors, bare / "model.safetensors")
+    told = {"num_heads": 4, "image_size": (24, 40), "position_prefix": True, "activation": "gelu_erf"}
+    with pytest.raises(CheckpointError, match="rotary_theta"):
+        converters.load(bare, config=told)
+    shutil.copy(path.parent / "config.json", bare)  # without the note that keras_vit adds
+    assert_same_bits(weights_of(converters.load(bare, image_size=(24, 40))), weights_of(model))
+
+
+def test_what_timm_has_no_argument_for_is_not_written(tmp_path: Path) -> None:
+    for kind, format, changes, said in (
+        ("Perception Encoder", "timm", {"pool_prefix": False}, "pool_prefix=False"),
+        ("Perception Encoder", "timm", {"rotary_grid": None}, "rotary_grid=None"),
+        ("Perception Encoder", "timm", {"gated_mlp": True, "activation": "silu"}, "rotary_theta=10000.0"),
+        ("Perception Encoder", "timm_rope", {}, "are recognised by"),
+        ("Perception Encoder", "big_vision", {"pre_norm": False, "patch_bias": True}, "rotary_theta"),
+        ("RoPE-ViT", "timm_rope", {"gated_mlp": True, "activation": "silu"}, "gated_mlp=True"),
+        ("RoPE-ViT", "huggingface_dinov3", {"num_classes": 0}, "rotary_axes='xy'"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            converters.save(built(**FAMILIES[kind] | changes), tmp_path / "ours", format=format)

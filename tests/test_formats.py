@@ -138,6 +138,29 @@ def test_an_unknown_file_is_described(tmp_path: Path) -> None:
     assert all(text in str(caught.value) for text in (str(path), "converters.formats()"))
 
 
+# Names of timm's and transformers' files.
+OTHER_FAMILIES = {
+    "Swin": ["layers.0.blocks.1.attn.relative_position_bias_table", "layers.0.downsample.reduction.weight"],
+    "Swin Transformer": ["swinv2.encoder.layers.0.blocks.0.attention.self.continuous_position_bias_mlp.0.weight"],
+    "CoAtNet": ["stages.2.blocks.0.attn.rel_pos.relative_position_bias_table", "stages.0.blocks.0.conv1_1x1.weight"],
+    "SAM": ["vision_encoder.layers.0.attn.rel_pos_h", "vision_encoder.neck.conv1.weight"],
+    "ConvNeXt": ["convnext.encoder.stages.0.layers.0.dwconv.weight"],
+    "LeViT": ["stages.0.blocks.0.attn.attention_biases"],
+    "language model": ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"],
+    "BERT": ["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.output.dense.weight"],
+    "BatchNorm": ["bn1.running_mean", "layer1.0.conv1.weight"],
+}
+
+
+def test_another_family_is_named_by_its_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    for family, names in OTHER_FAMILIES.items():
+        save_file({name: np.zeros(1, np.float32) for name in names}, path)
+        with pytest.raises(converters.CheckpointError, match=f"those of an? .*{family}.*does not have it") as caught:
+            converters.load(path)
+        assert len(str(caught.value)) < 500 + len(str(path))
+
+
 def test_two_formats_in_one_file_are_told_apart_by_nobody(tmp_path: Path) -> None:
     both = reference.arrays(reference.checkpoint("vit_token"))
     with open_container(reference.checkpoint("timm_token")) as other:

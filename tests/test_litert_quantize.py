@@ -25,7 +25,7 @@ from marks import full_except
 from outlier_models import score
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built
 
-pytest.importorskip("ai_edge_quantizer")
+pytest.importorskip("litert_quantizer")
 
 # Lowest SQNR in dB of each mode on the digits, three below the measured one with these few images: other calibration
 # images or another machine's kernels change it by less than two.
@@ -308,7 +308,7 @@ def test_bad_images_and_rules_are_refused_before_any_file(tiny_file, tmp_path, m
     ):
         with pytest.raises(ValueError, match=rf"Mode 'mine', rules\[0\].*{message}"):
             quantize(source, path, ruled(rule), calibration=images)
-    monkeypatch.setitem(sys.modules, "ai_edge_quantizer", None)
+    monkeypatch.setitem(sys.modules, "litert_quantizer", None)
     with pytest.raises(ImportError, match=r"keras-vit-zoo\[litert\]"):
         quantize(source, path, modes.load_mode("int8"), calibration=images)
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ from marks import full_except
 from outlier_models import KINDS, images, plant, score
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built
 
-pytest.importorskip("ai_edge_quantizer")
+pytest.importorskip("litert_quantizer")
 
 # Least score of a mode in each kind; "none" is the kind without outliers. benchmarks/results/outliers.txt has the whole
 # Ti/16. Without the search for outliers dynamic had .67 in "channel 250" (four blocks), int4 .68.

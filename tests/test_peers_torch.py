@@ -102,6 +102,37 @@ def test_transformers_runs_a_dinov3_that_is_not_square(tmp_path: Path) -> None:
     assert distance(peers.outputs(theirs, images), np.asarray(model(images))) < TOLERANCE
 
 
+SIZES: dict[str, Any] = {"depth": 2, "embed_dim": 32, "num_heads": 4, "patch_size": 8, "img_size": (24, 40)}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "format"),
+    [
+        ("vit_pe_core_tiny_patch16_384", {"attn_pool_num_heads": 2}, "timm"),
+        ("vit_pe_lang_large_patch14_448", {}, "timm_rope"),
+        ("vit_pe_spatial_tiny_patch16_512", {"ref_feat_shape": 2, "num_reg_tokens": 1}, "timm"),
+        ("vit_small_patch16_rope_224", {}, "timm_rope"),
+        ("vit_base_patch16_rope_ape_224", {"rope_grid_offset": 0.5}, "timm_rope"),
+    ],
+)
+def test_rotary_positions_of_timm_are_exact_at_every_size(
+    name: str, arguments: dict[str, Any], format: str, tmp_path: Path
+) -> None:
+    timm = peers.import_timm()
+    theirs = peers.randomised(timm.create_model(name, num_classes=5, **SIZES, **arguments))
+    timm.models.save_for_hf(theirs, tmp_path / "theirs", safe_serialization=True, model_args=SIZES | arguments)
+    ours = converters.load(tmp_path / "theirs")
+    images = prepared(ours.config)
+    assert distance(np.asarray(ours(images)), peers.outputs(theirs, images)) < TOLERANCE
+    converters.save(ours, tmp_path / "ours", format=format)
+    again = peers.loaded_by_timm(tmp_path / "ours")
+    assert distance(peers.outputs(again, images), np.asarray(ours(images))) < TOLERANCE
+    larger = ours.resized((48, 32))
+    theirs.set_input_size((48, 32))
+    images = prepared(larger.config)
+    assert distance(np.asarray(larger(images)), peers.outputs(theirs, images)) < TOLERANCE
+
+
 @pytest.mark.slow
 def test_a_name_tells_what_the_tensors_of_timm_do_not() -> None:
     modules = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")
@@ -120,7 +151,9 @@ def check_name(name: str) -> None:
     with peers.import_torch().device("meta"):
         theirs = peers.import_timm().create_model(name, depth=2)
     headers = {key: Header(key, tuple(value.shape), "float32") for key, value in theirs.state_dict().items()}
-    tables = [table for table in map(load_table, ("timm", "timm_eva")) if table.find_prefix(headers) is not None]
+    tables = [
+        table for table in map(load_table, ("timm", "timm_eva", "timm_rope")) if table.find_prefix(headers) is not None
+    ]
     table = tables[0] if tables else load_table("timm")
     match = table.match(headers)
     if not tables or match.unknown or "encoder_norm/gamma" not in match.sources:
@@ -131,7 +164,7 @@ def check_name(name: str) -> None:
         assert name in cases.NOT_READ or name.startswith(cases.NOT_READ_KINDS)
         return
     assert not set(table.required) - said.keys(), name  # else such a file is refused
-    assert (getattr(theirs, "rope", None) is None) == ("rotary_theta" not in said), name
+    assert (getattr(theirs, "rope", None) is None) == (said.get("rotary_theta") is None), name
     said = fields_of_rows(source.row for source in match.sources.values()) | said
     block, pool = theirs.blocks[0], theirs.attn_pool
     norms = [block.norm1, block.norm2, *(module for module in (theirs.norm, theirs.fc_norm) if hasattr(module, "eps"))]
@@ -141,4 +174,5 @@ def check_name(name: str) -> None:
     )
     assert {said.get("norm_epsilon", table.config["norm_epsilon"])} == {norm.eps for norm in norms}, name
     assert said.get("activation", "gelu_erf") == activations[type(block.mlp.act).__name__], name
-    assert pool is None or (pool.num_heads, pool.norm.eps) == (block.attn.num_heads, block.norm1.eps), name
+    heads = said.get("pool_heads", block.attn.num_heads)
+    assert pool is None or (pool.num_heads, pool.norm.eps) == (heads, block.norm1.eps), name

@@ -83,15 +83,14 @@ def test_rounded_pixels_are_pillows_in_either_order(photo: np.ndarray) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("seed", "cases"), [(0, 15), (1, 2000)])
-def test_random_sides_give_pillows_bytes(seed: int, cases: int) -> None:
-    random, orders = np.random.default_rng(seed), set()
+def test_random_sides_give_pillows_bytes() -> None:
+    random, orders = np.random.default_rng(0), set()
     signature = [tf.TensorSpec((None, None, 3), tf.uint8), tf.TensorSpec((2,), tf.int32)]
     graphs = {
         name: tf.function(functools.partial(_resize, preprocessing=of_pillow(name)), input_signature=signature)
         for name in FILTERS
     }
-    for case in range(cases):
+    for case in range(400):
         height, width, *size = (int(side) for side in np.exp(random.uniform(0, np.log(200), 4)))
         interpolation, image = random.choice(list(FILTERS)), pixels(height, width, seed=case)
         want = by_pillow(image, tuple(size), interpolation)

@@ -13,7 +13,7 @@ from keras_vit import VisionTransformer, export
 from outlier_models import score
 
 pytestmark = pytest.mark.real
-pytest.importorskip("ai_edge_quantizer")
+pytest.importorskip("litert_quantizer")
 
 SEEDS = (1, 2)  # of two sets of crops
 COUNT = 36  # crops in a set

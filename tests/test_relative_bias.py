@@ -25,7 +25,7 @@ from reference_cases import distance
 from tiny_models import FAMILIES, built, prepared
 
 BIASES = FAMILIES["relative biases"]
-# A table of one head for 2 x 3 patches and a token in front, to which the last three numbers belong.
+# A table for 2 x 3 patches and a token in front, of one head: row 5 y + x is 16 y + x * x, the last three 7, 8, 9.
 TABLE = np.array([16 * y + x * x for y in range(3) for x in range(5)] + [7, 8, 9], np.float32)[:, None]
 
 

@@ -41,6 +41,9 @@ def test_timms_own_files_give_timms_numbers_and_are_written_with_the_same_config
         assert ours["pretrained_cfg"][key] == theirs["pretrained_cfg"][key], key
 
 
+ROTARY: dict[str, Any] = {"rotary_interleaved": True, "rotary_axes": "xy", "pool_prefix": True}
+ROPE_VIT = {**ROTARY, "rotary_theta": 100.0, "rotary_grid": 0}
+PERCEPTION = {**ROTARY, "rotary_theta": 10000.0, "rotary_grid": 32, "rotary_offset": 1.0, "norm_epsilon": 1e-5}
 # What the name of an entry point tells that its tensors do not.
 NAMES: dict[str, dict[str, Any]] = {
     "vit_tiny_patch16_224": {"num_heads": 3},
@@ -54,6 +57,9 @@ NAMES: dict[str, dict[str, Any]] = {
     "vit_small_r26_s32_224": {"num_heads": 6},
     "vit_tiny_r_s16_p8_224": {"num_heads": 3},
     "deit_tiny_distilled_patch16_224": {"num_heads": 3},
+    "vit_pe_core_small_patch16_384": PERCEPTION | {"num_heads": 6, "rotary_grid": 24, "pool_heads": 8},
+    "vit_pe_lang_gigantic_patch14_448": PERCEPTION | {"num_heads": 16, "rotary_offset": 0.0, "final_norm": "none"},
+    "vit_base_patch16_rope_ape_224": {"num_heads": 12, **ROPE_VIT},
     "vit_nobody_knows": {},
 }
 # Entry points of timm's vision_transformer.py and deit.py, and the width of their models.
@@ -121,7 +127,8 @@ def changed(tmp_path: Path, name: str, **entries: Any) -> Path:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"architecture": "vit_nobody_knows", "model_args__num_heads": None}, r"pass config=\{'num_heads': ...\}"),
     ({"model_args__qk_norm": True}, r"model_args.qk_norm is read only as"),
-    ({"model_args__pool_include_prefix": True}, "model_args.pool_include_prefix is read only as"),
+    ({"model_args__pool_include_prefix": True}, "model_args.pool_include_prefix is read only with"),
+    ({"model_args__use_post_transformer_norm": False}, "use_post_transformer_norm is read only with use_fc_norm"),
     ({"model_args__norm_layer": "rmsnorm"}, "model_args.norm_layer is read only as"),
     ({"model_args__attn_layer": "diff"}, r"model_args has unknown keys \['attn_layer'\]"),
     ({"global_pool": "avgmax"}, "global_pool must be one of .*Received: 'avgmax'"),

@@ -467,3 +467,21 @@ def test_a_model_without_the_part_that_is_asked_for_is_refused() -> None:
 def test_the_arrays_need_no_matplotlib() -> None:
     for module in ("_models", "weights", "attention", "tokens"):
         assert not imported_packages(f"visualize.{module}") & {"matplotlib", "PIL"}, module
+
+
+def test_a_probe_of_all_tokens_with_heads_of_its_own_is_shown_as_their_mean() -> None:
+    model = built(classifier="map", num_registers=2, pool_heads=2, pool_prefix=True)
+    images = prepared(model.config)
+    weights, x = values(model), np.asarray(model.features(images, ["encoder_norm"])["encoder_norm"])
+    query, keys = (
+        np.einsum("...d,dhk->...hk", inputs, weights[f"pool/attention/{name}/kernel"])
+        + weights[f"pool/attention/{name}/bias"]
+        for name, inputs in (("query", weights["pool/probe"][0, 0]), ("key", x))
+    )
+    want = scipy.special.softmax(np.einsum("hk,nthk->nht", query, keys) / 4, axis=-1)  # heads of 16
+    got = visualize.class_attention(model, images)[-1]
+    assert got.shape == (2, 4, 4, 4)
+    for head in range(4):
+        np.testing.assert_allclose(got[:, head].reshape(2, 16), want[..., 2:].mean(axis=1), rtol=1e-4)
+    rows = visualize.attention_rollout(model, images)
+    np.testing.assert_allclose(rows.sum(axis=(1, 2)), 1, rtol=1e-5)

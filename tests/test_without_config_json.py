@@ -23,6 +23,7 @@ FORMATS = (
     "timm_beit",
     "timm_eva",
     "timm_relpos",
+    "timm_rope",
     "huggingface",
     "huggingface_beit",
     "huggingface_clip",

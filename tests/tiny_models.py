@@ -57,6 +57,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_norm": True,
         "activation": "silu",
     },
+    "Perception Encoder": {
+        **{"rotary_theta": 10000.0, "rotary_grid": 3, "rotary_interleaved": True, "rotary_offset": 1.0},
+        **{"rotary_axes": "xy", "pre_norm": True, "patch_bias": False, "classifier": "map", "class_token": True},
+        **{"pool_heads": 2, "pool_prefix": True, "activation": "gelu_erf", "norm_epsilon": 1e-5},
+    },
+    "RoPE-ViT": {
+        **{"rotary_theta": 100.0, "rotary_grid": 0, "rotary_interleaved": True, "rotary_axes": "xy"},
+        **{"position": "none", "layer_scale": 0.1, "activation": "gelu_erf"},
+    },
     "relative biases": {
         **{"position": "none", "relative_bias": "blocks", "key_bias": False, "layer_scale": 0.1},
         **{"classifier": "gap", "class_token": True, "final_norm": "pooled"},

@@ -74,7 +74,7 @@ class Worker:
             return tf.reshape(tf.cast(found, tf.float32), (batch_size, -1))
 
         spec = tf.TensorSpec((batch_size, *config.size, config.num_channels))
-        self._call = tf.function(run, input_signature=[spec])
+        self._call = tf.function(run, input_signature=[spec], autograph=False)
         # The pixels before normalization: in a graph, a division may be rounded differently.
         plain = replace(config.preprocessing, mean=(0,), std=(1 / 255,))
         self._decode = _decoder(config.replace(preprocessing=plain, labels=None))
@@ -160,7 +160,7 @@ class Worker:
 @functools.cache  # tracing takes longer than some runs
 def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
     decode = functools.partial(server.decode, config=config)
-    return tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
+    return tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False)
 
 
 def _return_freed_memory() -> None:

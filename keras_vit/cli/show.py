@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import textwrap
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument
+from typer import Argument, Option
 
 from keras_vit._util.text import byte_size, scaled
 from keras_vit.cli import options
 
 if TYPE_CHECKING:
     from keras_vit.model.config import ViTConfig
-    from keras_vit.zoo.cards import Weights
+    from keras_vit.zoo.cards import Card, Weights
 
 SIZE_NOTES = {
     "float32": "in float32: in memory, and in a file",
@@ -23,22 +25,30 @@ SIZE_NOTES = {
     "int8": "in a file with int8 kernels",
 }
 RULED_BOX = "    \n    \n -- \n    \n -- \n    \n    \n    \n"  # of a rich.box.Box: lines below header and sections
+USES = {
+    "classify": "To classify images: parameters, best reported ImageNet accuracy, license, models",
+    "features": "For features: search, probes, fine-tuning",
+    "words": "For images and words: zero-shot classes, search by text",
+    "maps": "For maps of depth or classes (keras_vit.dense.load)",
+}
+NAMES_WIDTH = 50  # columns for the models of a family
 OPERATIONS = (" ", " k", " M", " G", " T")
 
 
 def list_models(
-    pattern: Annotated[str, Argument(help='Such as "B*", "R50*", b16 or vit_base.')] = "*",
+    pattern: Annotated[str, Argument(help='Such as "B*", "R50*", DINOv2, b16 or vit_base.')] = "",
+    show_all: Annotated[bool, Option("--all", help="Every model and its weights, as a pattern shows them.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the models of the zoo, with an empty line between families.
+    """List the families of the zoo by what they are for, or the models that fit a pattern.
 
-    A line has the parameters, the image size, the reported ImageNet accuracy and the license of the recommended
-    weights, and then the tags of all weights.
+    A line of a model has the parameters, the image size, the reported ImageNet accuracy and the license of the
+    recommended weights, and then the tags of all weights.
     """
     from keras_vit.zoo import catalogue
     from keras_vit.zoo.cards import card as find_card
 
-    cards = [find_card(name) for name in catalogue.names(pattern)]
+    cards = [find_card(name) for name in catalogue.names(pattern or "*")]
     _print_named_weights(pattern)
     if as_json:
         shown = ("name", "family", "parameters", "image_size", "accuracy", "license")
@@ -49,16 +59,62 @@ def list_models(
         ]
         options.echo(json.dumps(rows, indent=2))
         return
-    none = f"keras-vit: no model of the zoo matches {pattern!r:.200}; keras-vit list shows all"
+    if not pattern and not show_all:
+        options.echo(_families(cards))
+        return
+    none = f"keras-vit: no model of the zoo matches {pattern!r:.200}; keras-vit list --all shows all"
     table = [_table_row(catalogue.rows(card)[0], card.weights) for card in cards]
     lines = iter(options.aligned(table, right=(1, 2)).splitlines() if cards else ())
     families = [[next(lines) for _ in group] for _, group in itertools.groupby(cards, lambda card: card.family)]
     options.echo("\n\n".join(map("\n".join, families)) or none, err=not cards)
 
 
+def _families(cards: Iterable[Card]) -> str:
+    """Text with a line for each family, under what its recommended weights are for."""
+    from keras_vit.dense.config import cards as map_cards
+    from keras_vit.zoo import catalogue
+
+    uses: dict[str, list[tuple[str, ...]]] = {use: [] for use in USES}
+    for family, group in itertools.groupby(cards, lambda card: card.family):
+        listed = list(group)
+        rows = [catalogue.rows(card)[0] for card in listed]
+        best = max((found for row in rows if (found := _imagenet(row))), key=lambda found: found["value"], default=None)
+        sizes = [row["parameters"] / 1e6 for row in rows]
+        recommended = listed[0].weights[listed[0].default]
+        is_pair = recommended.text or recommended.tokenizer
+        use = "words" if is_pair else "classify" if recommended.num_classes else "features"
+        names = ", ".join(row["name"].removeprefix(f"{family}-") for row in rows)
+        shown = f"{min(sizes):,.1f} to {max(sizes):,.1f} M" if len(sizes) > 1 else f"{sizes[0]:,.1f} M"
+        accuracy = f"{best['value']:.1f} %" if best else "-"
+        uses[use] += _folded(family, shown, accuracy, rows[0]["license"], names)
+    heads = sorted(map_cards().items(), key=lambda item: item[1].source)
+    for _, published in itertools.groupby(heads, lambda item: item[1].source):
+        models = dict(published)
+        family = os.path.commonprefix(list(models)).rstrip("-V")
+        kinds = ", ".join(sorted({card.license for card in models.values()}))
+        uses["maps"] += _folded(family, "", "", kinds, ", ".join(name.removeprefix(f"{family}-") for name in models))
+    every = options.aligned([row for rows in uses.values() for row in rows]).splitlines()
+    text = "".join(
+        f"{USES[use]}\n" + "".join(f"  {every.pop(0).rstrip()}\n" for _ in rows) + "\n" for use, rows in uses.items()
+    )
+    return f"{text}keras-vit list DINOv2 lists a family's models and their weights, keras-vit list --all all."
+
+
+def _folded(*cells: str) -> list[tuple[str, ...]]:
+    """Rows of a table in which the last cell takes several lines."""
+    *first, names = cells
+    lines = textwrap.wrap(names, NAMES_WIDTH)
+    return [(*(first if number == 0 else [""] * len(first)), line) for number, line in enumerate(lines)]
+
+
+def _imagenet(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Accuracy on ImageNet that a row of `zoo.table` reports, if it does."""
+    return next((measured for measured in row["accuracy"] if measured["dataset"] == "imagenet2012"), None)
+
+
 def _table_row(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
     """Cells of `list` for the recommended weights of a model, whose row `zoo.table` has."""
-    found = next((measured for measured in row["accuracy"] if measured["dataset"] == "imagenet2012"), None)
+    found = _imagenet(row)
     accuracy = f"{found['value']:.2f} % {found['metric'].replace('top-1', '').lstrip(', ')}".strip() if found else "-"
     parameters = f"{row['parameters'] / 1e6:,.1f} M"
     return (row["name"], parameters, f"{row['image_size']} px", accuracy, row["license"], ", ".join(tags))

@@ -46,13 +46,15 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_python": "gelu_erf",
     "quick_gelu": "gelu_quick",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
+    "tanh": "tanh",
+    "linear": "linear",
 }
-_POOLER_ACTIVATIONS = {**_ACTIVATIONS, "tanh": "tanh", "linear": "linear"}
 _PILLOW = {2: "bilinear", 3: "bicubic", 0: "nearest", 1: "lanczos3"}  # Pillow's numbers
 # Other values would prepare images in another way.
 _PREPARED: dict[str, list[Any]] = {
@@ -81,7 +83,7 @@ _VIT: Keys = {
     **_IMAGE,
     **_DROPOUT,
     "qkv_bias": "qkv_bias",
-    "pooler_act": ("representation_activation", _POOLER_ACTIVATIONS),
+    "pooler_act": ("representation_activation", _ACTIVATIONS),
 }
 _DINOV2: Keys = {
     **{key: rule for key, rule in _IMAGE.items() if key != "intermediate_size"},
@@ -192,23 +194,21 @@ def _write_labels(config: ViTConfig) -> Fields:
 
 
 def read_vit(values: Json) -> Fields:
-    """Read the config.json of ViTModel, DeiTModel and of their classifiers."""
-    return _read_transformers(values, _VIT)
+    """Read the config.json of ViTModel, DeiTModel, IJepaModel and of their classifiers, or within that of a pair."""
+    inside = next((name for name in ("image_config", "encoder") if isinstance(values.get(name), dict)), None)
+    nested = {} if inside is None else read_keys(values[inside], _VIT, f"{inside}.")
+    return {**nested, **_read_transformers({} if inside else values, _VIT)}
 
 
 def write_vit(config: ViTConfig, kind: str = "ViT") -> Fields:
     """Write the config.json of ViTModel, of ViTForImageClassification, or of their like of another `kind`."""
+    processor = "ViTImageProcessor" if kind == "IJepa" else f"{kind}ImageProcessor"
     others = {"encoder_stride": 16, "initializer_range": 0.02, **_write_labels(config)}
     if config.representation_size:
         others["pooler_output_size"] = config.representation_size
     name = f"{kind}ForImageClassification" if config.num_classes else f"{kind}Model"
     name += "WithTeacher" if config.distilled else ""
-    return _write_transformers(config, _VIT, kind.lower(), name, f"{kind}ImageProcessor", **others)
-
-
-def write_deit(config: ViTConfig) -> Fields:
-    """Write the config.json of DeiTModel or of one of its classifiers."""
-    return write_vit(config, "DeiT")
+    return _write_transformers(config, _VIT, kind.lower(), name, processor, **others)
 
 
 def read_beit(values: Json) -> Fields:
@@ -472,7 +472,8 @@ def read_open_clip_text(values: Json) -> Fields:
 JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "huggingface": JsonConfig(read_vit, write_vit, _PROCESSOR_FILE),
     "huggingface_beit": JsonConfig(read_beit, write_beit, _PROCESSOR_FILE),
-    "huggingface_deit": JsonConfig(read_vit, write_deit, _PROCESSOR_FILE),
+    "huggingface_deit": JsonConfig(read_vit, functools.partial(write_vit, kind="DeiT"), _PROCESSOR_FILE),
+    "huggingface_ijepa": JsonConfig(read_vit, functools.partial(write_vit, kind="IJepa"), _PROCESSOR_FILE),
     "huggingface_dinov2": JsonConfig(read_dinov2, write_dinov2, _PROCESSOR_FILE),
     "huggingface_dinov2_registers": JsonConfig(
         read_dinov2_registers, functools.partial(write_dinov2, registers=True), _PROCESSOR_FILE
@@ -489,6 +490,7 @@ JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "timm_beit": JsonConfig(timm.read, timm.write_beit),
     "timm_bit": JsonConfig(timm.read, timm.write_bit),
     "timm_eva": JsonConfig(timm.read, timm.write_eva),
+    "timm_rope": JsonConfig(timm.read, timm.write_rope),
     "timm_mixer": JsonConfig(timm.read, timm.write_mixer),
     "timm_relpos": JsonConfig(timm.read, timm.write_relpos),
 }

@@ -1,4 +1,4 @@
-"""Read and write timm's config.json for its Vision Transformers (also Eva, Beit and relpos), MlpMixer and ResNetV2."""
+"""Read and write timm's config.json: VisionTransformer, Eva, Beit, VisionTransformerRelPos, MlpMixer, ResNetV2."""
 
 import functools
 import math
@@ -22,6 +22,7 @@ from keras_vit.converters.config_json import (
     spell,
     write_keys,
 )
+from keras_vit.errors import CheckpointError
 from keras_vit.model.config import Preprocessing, ViTConfig
 
 _POOLS = {"token": "token", "avg": "gap", "map": "map", "": "unpooled"}  # "" is written for "token_unpooled", too
@@ -61,6 +62,7 @@ _VIT_ARGS: Keys = {
     "pos_embed": ("position", {"learn": "learned", "none": "none", "": "none"}),
     "pre_norm": "pre_norm",
     "fc_norm": ("final_norm", _FINAL_NORMS),
+    "pool_include_prefix": "pool_prefix",
     "act_layer": ("activation", {**_GELUS, "relu": "relu", "silu": "silu", "swish": "silu"}),
 }
 _EVA_ARGS: Keys = {
@@ -70,6 +72,10 @@ _EVA_ARGS: Keys = {
     "rope_temperature": "rotary_theta",
     "ref_feat_shape": ("rotary_grid", lambda value: value if isinstance(value, int) else _side(value)),
     "rope_rotate_half": ("rotary_interleaved", _OPPOSITE),
+    "rope_grid_offset": "rotary_offset",
+    "rope_grid_indexing": ("rotary_axes", {"ij": "yx", "xy": "xy"}),
+    "use_pre_transformer_norm": "pre_norm",
+    "attn_pool_num_heads": "pool_heads",
 }
 _RELPOS_ARGS: Keys = {
     **{key: rule for key, rule in _BOTH_ARGS.items() if key != "no_embed_class"},
@@ -78,16 +84,15 @@ _RELPOS_ARGS: Keys = {
 # Arguments of all classes without a field of ViTConfig, and the values that are read.
 _OTHER_ARGS = {
     **accept_any("mlp_ratio num_blocks layers channels stem_chs width_factor"),  # the tensors tell
-    **accept_any("qkv_fused swiglu_mlp swiglu_align_to scale_mlp use_abs_pos_emb"),
+    **accept_any("qkv_fused swiglu_mlp swiglu_align_to scale_mlp use_abs_pos_emb attn_pool_mlp_ratio"),
     **accept_any("use_rel_pos_bias use_shared_rel_pos_bias head_init_scale shared_rel_pos rel_pos_dim"),
     "rel_pos_type": ["mlp", "bias"],
     **accept_any("drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate"),
     **accept_any("dynamic_img_size strict_img_size weight_init fix_init nlhb zero_init_last"),
-    **accept_only(
-        False, "qk_norm scale_attn_norm scale_mlp_norm pool_include_prefix dynamic_img_pad stem_norm avg_down"
-    ),
+    **accept_only(False, "qk_norm scale_attn_norm scale_mlp_norm dynamic_img_pad stem_norm avg_down"),
     **accept_only(True, "proj_bias use_rot_pos_emb preact"),
     "final_norm": [True, False],
+    "use_post_transformer_norm": [True, False, None],
     "norm_layer": ["layernorm", "layer_norm", "LayerNorm", "layernormfp32"],
     "stem_type": ["fixed"],  # another one pads the pooling differently
     "bottle_ratio": [0.25],
@@ -120,14 +125,31 @@ def read(values: Json) -> Fields:
     }
     preprocessing = read_keys(prepared, preparation, "pretrained_cfg.")
     size: Keys = {"input_size": ("image_size", lambda shape: sides_of(shape, 1))}
+    implied = implied_fields("architecture", values.get("architecture"), _names())
+    top = read_keys(values, _TOP)
+    if arguments.get("pool_include_prefix") and top.get("classifier", "token") != "map":
+        raise CheckpointError("config.json: model_args.pool_include_prefix is read only with attention pooling")
     return {
-        **implied_fields("architecture", values.get("architecture"), _names()),
-        **read_keys(values, _TOP),
+        **({"pool_prefix": True} if "rotary_theta" in implied else {}),  # Eva's attention pools all tokens
+        **implied,
+        **top,
         **read_keys(prepared, size, "pretrained_cfg."),
         **read_keys(arguments, keys, "model_args."),
         **({"preprocessing": preprocessing} if preprocessing else {}),
-        **({"final_norm": "none"} if arguments.get("final_norm") is False else {}),
+        **_absent_norm(arguments),
     }
+
+
+def _absent_norm(arguments: Json) -> Fields:
+    """Read that a model has no final norm: from an argument of VisionTransformer, or two of Eva."""
+    before, after = arguments.get("use_post_transformer_norm"), arguments.get("use_fc_norm")
+    if before is not None and (after is None or (before and after)):
+        raise CheckpointError(
+            "config.json: model_args.use_post_transformer_norm is read only with use_fc_norm, of which at most one is "
+            f"true. Received: {before!r:.200} and {after!r:.200}"
+        )
+    is_absent = before is after is False or arguments.get("final_norm") is False
+    return {"final_norm": "none"} if is_absent else {}
 
 
 def _write_timm(config: ViTConfig, keys: Keys, name: str, first: str, head: Any = "head", **arguments: Any) -> Fields:
@@ -135,7 +157,9 @@ def _write_timm(config: ViTConfig, keys: Keys, name: str, first: str, head: Any 
     ours: Preprocessing = config.preprocessing
     model = config.replace(classifier="unpooled") if config.is_unpooled else config
     if config.final_norm == "none":
-        model, arguments = model.replace(final_norm="tokens"), {**arguments, "final_norm": False}
+        absent = {"use_post_transformer_norm": False, "use_fc_norm": False}
+        absent = absent if "use_fc_norm" in keys else {"final_norm": False}
+        model, arguments = model.replace(final_norm="tokens"), {**arguments, **absent}
     return {
         "architecture": name,
         **write_keys(model, _TOP),
@@ -171,6 +195,8 @@ _SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1
 def write_vit(config: ViTConfig) -> Fields:
     """Write the config.json of timm's VisionTransformer. Its entry point has the width, and its arguments the rest."""
     size, resnet, first = _SIZES.get(config.hidden_size), config.resnet, "patch_embed.proj"
+    if config.rotary_theta is not None and not (resnet or config.distilled or config.gated_mlp):
+        return write_rope(config)
     if resnet:
         name = _HYBRIDS.get(resnet.num_layers) if resnet.width_factor == 1 else None
         first = f"patch_embed.backbone.{'stem.' if resnet.num_layers else ''}conv" if name else first
@@ -198,6 +224,24 @@ def write_eva(config: ViTConfig) -> Fields:
     else:
         name = f"vit_small{'_plus' if config.gated_mlp else ''}_patch16_dinov3{'_qkvb' if config.qkv_bias else ''}"
         arguments |= {"swiglu_align_to": 1} if config.gated_mlp else {}
+    return _write_timm(config, _EVA_ARGS, name, "patch_embed.proj", **arguments)
+
+
+def write_rope(config: ViTConfig) -> Fields:
+    """Write the config.json of timm's Eva with AttentionRope: a RoPE-ViT, or a Perception Encoder (other grids)."""
+    arguments: Fields = {
+        "mlp_ratio": _ratio(config.mlp_dim, config),
+        "attn_pool_mlp_ratio": _ratio(config.mlp_dim, config),
+        "use_abs_pos_emb": config.position == "learned",
+        "init_values": config.layer_scale,  # without one, too
+    }
+    name = "vit_pe_core_base_patch16_224" if config.rotary_grid else "vit_base_patch16_rope_224"
+    if config.rotary_grid:
+        arguments["ref_feat_shape"] = [config.rotary_grid] * 2
+    if config.has_map_head:
+        arguments["attn_pool_num_heads"] = config.pool_heads or config.num_heads
+    if config.final_norm != "none":
+        arguments["use_post_transformer_norm"] = config.final_norm == "tokens"
     return _write_timm(config, _EVA_ARGS, name, "patch_embed.proj", **arguments)
 
 

@@ -15,10 +15,14 @@ import numpy as np
 from keras_vit import position
 from keras_vit._util.checks import given
 from keras_vit._util.text import nearest, warn
-from keras_vit.converters.config_json import read_crop
+from keras_vit.converters.config_json import check_keras_facts, keras_errors, read_crop, saved_arguments
 from keras_vit.converters.containers import KerasContainer, find_weights, is_keras_file, read_keras_config
-from keras_vit.converters.keras_files import check_keras_facts, keras_errors, saved_arguments
-from keras_vit.converters.source import Checkpoint, check_size, open_checkpoint, to_facts
+from keras_vit.converters.source import (
+    Checkpoint,
+    check_size,
+    open_checkpoint,
+    to_facts,
+)
 from keras_vit.converters.table import (
     PATCHES,
     POSITION,

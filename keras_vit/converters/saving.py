@@ -308,8 +308,11 @@ def _reads_the_same(name: str, value: Any, read: Any, config: ViTConfig) -> bool
     is_unused = {
         "position_prefix": not config.num_prefix_tokens or config.position != "learned",
         "key_bias": not config.qkv_bias,
-        "rotary_grid": config.rotary_theta is None,
-        "rotary_interleaved": config.rotary_theta is None,
+        **dict.fromkeys(
+            ("rotary_grid", "rotary_interleaved", "rotary_offset", "rotary_axes"), config.rotary_theta is None
+        ),
+        "pool_heads": not config.has_map_head or (value or config.num_heads) == (read or config.num_heads),
+        "pool_prefix": not config.has_map_head or not config.num_prefix_tokens,
         "representation_activation": config.representation_size is None,
     }
     return bool(value == read) or is_unused.get(name, False)

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 from keras_vit import position
 from keras_vit._util import files
-from keras_vit.converters.config_json import check_json, fitting_labels, read_beside
+from keras_vit.converters.config_json import (
+    check_json,
+    check_keras_facts,
+    fitting_labels,
+    keras_errors,
+    read_beside,
+    saved_arguments,
+)
 from keras_vit.converters.containers import (
     Container,
     find_weights,
@@ -22,7 +29,6 @@ from keras_vit.converters.containers import (
     open_files,
     read_keras_config,
 )
-from keras_vit.converters.keras_files import check_keras_facts, keras_errors, saved_arguments
 from keras_vit.converters.table import MAX_LAYERS, MatchedTensors, Table, fields_of_rows, formats, load_table
 from keras_vit.errors import CheckpointError as CheckpointError
 from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
@@ -129,11 +135,17 @@ def recognise(container: Container, tower: str = "") -> Table:
     if len(found) == 1:
         return found[0]
     names = sorted(container.headers)
-    which = f"more than one format ({[table.format for table in found]})" if found else "no format"
+    which = f"more than one format ({[table.format for table in found]}) is known by its tensors"
+    if not found:
+        which = "no format is known by its tensors"
+        for family, patterns in files.read_toml(files.data_folder("converters") / "other_families.toml").items():
+            if all(any(re.search(pattern, name) for name in names) for pattern in patterns):
+                which = f"its tensors are those of {family}. This package does not have it"
+                break
     raise CheckpointError(
-        f"{container.path}: {which} is known by its tensors. Received {len(names)} tensors: {str(names[:3])[:200]}. "
-        "format= takes a name of keras_vit.converters.formats() or a .toml table of your own; model.load_weights reads "
-        "what model.save_weights wrote"
+        f"{container.path}: {which}. Received {len(names)} tensors: {str(names[:3])[:200]}. format= takes a name of "
+        "keras_vit.converters.formats() or a .toml table of your own; model.load_weights reads what model.save_weights "
+        "wrote"
     )
 
 

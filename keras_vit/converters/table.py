@@ -22,8 +22,7 @@ from keras_vit.converters.config_json import JsonConfig
 from keras_vit.converters.containers import Header
 from keras_vit.converters.json_configs import JSON_CONFIGS
 from keras_vit.errors import CheckpointError
-from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
-from keras_vit.model.text_config import TextConfig
+from keras_vit.model.config import Preprocessing, ResNetConfig, TextConfig, ViTConfig, check_fields
 
 # No model has more blocks; a header can claim a stack of any number of empty ones.
 MAX_LAYERS = 256

@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 from keras_vit._util import files
 from keras_vit._util.checks import Count, NonNegative, Positive, WholeNumber
 from keras_vit._util.text import nearest
+from keras_vit.converters.config_json import keras_errors
 from keras_vit.converters.containers import find_weights, is_keras_file, read_keras_config
-from keras_vit.converters.keras_files import keras_errors
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.config_groups import Group, label_conflicts
 

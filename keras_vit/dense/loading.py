@@ -11,7 +11,7 @@ from typing import Any
 from keras_vit._util import files
 from keras_vit._util.checks import as_path, given, warn_renamed
 from keras_vit.converters import config_json, loading, source
-from keras_vit.converters.config_json import read_object
+from keras_vit.converters.config_json import keras_errors, plain_arguments, read_object
 from keras_vit.converters.containers import (
     Container,
     KerasContainer,
@@ -20,7 +20,6 @@ from keras_vit.converters.containers import (
     open_files,
     read_keras_config,
 )
-from keras_vit.converters.keras_files import keras_errors, plain_arguments
 from keras_vit.converters.source import check_size
 from keras_vit.converters.table import Table, fields_of_rows, load_table
 from keras_vit.dense.config import MapConfig, fetch_card, read_backbone_config

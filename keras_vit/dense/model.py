@@ -163,6 +163,11 @@ class DenseModel(keras.Model):
         # In a function, because Keras would track and save a model that is an attribute.
         self._get_backbone = lambda: backbone
 
+    def _assert_input_compatibility(self, inputs: Any) -> None:
+        """Ask for prepared images before Keras asks for their shape: pixels are seldom of the model's size."""
+        preprocess.check_floats(inputs)
+        super()._assert_input_compatibility(inputs)
+
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         """Compute the map of prepared images."""
         preprocess.check_prepared(inputs, self.config)

@@ -60,7 +60,7 @@ class Rule:
 
     @property
     def only_stores_kernels(self) -> bool:
-        """True if it says only how kernels are stored: such files are written without ai-edge-quantizer."""
+        """True if it says only how kernels are stored: such files are written without litert-quantizer."""
         can_be_written = self.weights != 4 or "CONV_2D" not in self.operators
         return self.activations == FLOAT_BITS and can_be_written and KERNEL_OPERATORS.issuperset(self.operators)
 

@@ -1,6 +1,6 @@
 """Quantize LiteRT files: ranges at run time or fixed, and weights rounded by their effect on the outputs (GPTQ).
 
-ai-edge-quantizer finds scales and integers and rewrites the graph. Two parts of its version 0.10 are replaced here:
+litert-quantizer finds scales and integers and rewrites the graph. Two parts of its version 0.11 are replaced here:
 - It merges the ranges of images by a moving average, which cuts off rare large values. Here they are true minima and
   maxima.
 - Its files store weights behind the flatbuffer, and operators by their new codes alone; OpenVINO reads neither.
@@ -195,7 +195,7 @@ def rounding_lines(rounded: Mapping[str, RoundedDense]) -> tuple[str, ...]:
     return (f"least SQNR of outputs by rounded kernels: {', '.join(shown)}",) if shown else ()
 
 
-# ---- fixed ranges, by ai-edge-quantizer
+# ---- fixed ranges, by litert-quantizer
 
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]
@@ -226,8 +226,8 @@ def quantize(
     `calibration` is for modes with `needs_calibration`: (count, height, width, channels) of the input's dtype.
     """
     with needs_extra("Quantizing with calibration or to 4 bits", "litert"):
-        import ai_edge_quantizer as package
-        from ai_edge_quantizer import algorithm_manager, qtyping, quantizer  # noqa: F401
+        import litert_quantizer as package
+        from litert_quantizer import algorithm_manager, qtyping, quantizer  # noqa: F401
     content = np.memmap(source, np.uint8, "c")  # the quantizer takes a buffer that could be written
     graph = FileGraph.read(content)
     recipe = _recipe(package, graph, mode)
@@ -312,7 +312,7 @@ def _measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np
 
 @contextlib.contextmanager
 def _status(text: str, *, show: bool) -> Iterator[None]:
-    """Show a line on standard error and hide other output there, because ai-edge-quantizer always draws its own bar."""
+    """Show a line on standard error and hide other output there, because litert-quantizer always draws its own bar."""
     from rich.console import Console
 
     console = Console(file=sys.stderr)  # keeps the real one while it is redirected

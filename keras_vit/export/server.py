@@ -44,7 +44,8 @@ def build(model: VisionTransformer, *, labels: Sequence[str] | None, top: int) -
     decoded = functools.partial(decode, config=config)
     own_outputs = model.output if isinstance(model.output, dict) else model.task.outputs[:1]
     answer = functools.partial(model.task.served_outputs, names=labels, top=top)
-    run = tf.function(model_function(model), input_signature=[floats])  # once in the file, called by all
+    # Once in the file, called by all.
+    run = tf.function(model_function(model), input_signature=[floats], autograph=False)
 
     def tolerant(image_bytes: Any) -> Outputs:
         images, valid = decode_tolerant(image_bytes, config)
@@ -71,7 +72,8 @@ def build(model: VisionTransformer, *, labels: Sequence[str] | None, top: int) -
     module = tf.Module()
     module.weights = [variable.value for variable in model.variables]
     module.functions = {
-        name: tf.function(function, input_signature=[spec]) for name, (function, spec) in specified.items()
+        name: tf.function(function, input_signature=[spec], autograph=function is tolerant)  # which has loops
+        for name, (function, spec) in specified.items()
     }
     return module, dict(module.functions)
 

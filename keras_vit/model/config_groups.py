@@ -293,9 +293,12 @@ class PositionConfig(Group):
         rotary_theta: base of the frequencies of rotary positions (arXiv 2104.09864), which turn the queries and keys of
             patches in every block, beside `position`; None means no rotary positions.
         rotary_grid: side in patches of the grid on which rotary positions were trained: patch i of n is at
-            i * rotary_grid / n (EVA-02). None means centres of patches from -1 to 1, in full turns (DINOv3).
+            i * rotary_grid / n (EVA-02); 0: at i, on any grid (RoPE-ViT). None means centres of patches from -1 to 1,
+            in full turns (DINOv3).
         rotary_interleaved: whether the channels that are turned together are neighbours (EVA-02); False pairs channel i
             of a head with channel i + size / 2 (DINOv3).
+        rotary_offset: number of the first patch of a row or column (1 in Perception Encoders).
+        rotary_axes: "yx" turns the first half of a head's pairs by the row; "xy" by the column (RoPE-ViT).
         relative_bias: numbers that are added to the attention's scores, one for each head and offset of two patches in
             two dimensions, beside `position`: "blocks" (different ones in every block, BEiT), "shared" or "none".
         relative_bias_mlp_dim: width of an MLP that computes these numbers from the offsets (timm's relpos models); None
@@ -307,8 +310,10 @@ class PositionConfig(Group):
     position_prefix: bool = True
     position_method: PositionMethod = uncounted("official")
     rotary_theta: Frequency | None = None
-    rotary_grid: Count | None = uncounted(None)
+    rotary_grid: WholeNumber | None = uncounted(None)
     rotary_interleaved: bool = uncounted(False)
+    rotary_offset: Float32 = uncounted(0.0)
+    rotary_axes: Literal["yx", "xy"] = uncounted("yx")
     relative_bias: Literal["none", "blocks", "shared"] = "none"
     relative_bias_mlp_dim: Count | None = None
 
@@ -377,6 +382,8 @@ class HeadConfig(Group):
             feature, the last block's last (4 in DINOv2's head "linear4").
         mean_blocks: the same of the means of the patch tokens, which follow. With "token" and "map" the last block's
             mean is left out, so 1 means no mean; the last block of "token" then computes the class token alone.
+        pool_heads: number of heads of attention pooling; None means num_heads.
+        pool_prefix: whether attention pooling reads the class token and registers, too (Perception Encoder).
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         representation_activation: activation of the pre_logits layer.
         final_norm: "tokens" normalizes, then pools; "pooled" pools, then normalizes (timm's fc_norm); "none" (RADIO).
@@ -393,6 +400,8 @@ class HeadConfig(Group):
     classifier: Classifier = "token"
     token_blocks: Count = 1
     mean_blocks: Count = 1
+    pool_heads: Count | None = None
+    pool_prefix: bool = False
     representation_size: Count | None = None
     representation_activation: Activation = "tanh"
     final_norm: Literal["tokens", "pooled", "none"] = "tokens"

@@ -61,9 +61,9 @@ FIELDS = """
     image_size patch_size num_channels patch_bias resnet class_token distilled num_registers pre_norm position
     position_place position_prefix rotary_theta relative_bias relative_bias_mlp_dim hidden_size num_layers
     stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation layer_scale
-    dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks representation_size
-    representation_activation final_norm normalize_features projection_head preprocessing width_factor version
-    stage_widths stage_channels groups
+    dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads pool_prefix
+    representation_size representation_activation final_norm normalize_features projection_head preprocessing
+    width_factor version stage_widths stage_channels groups
 """
 
 

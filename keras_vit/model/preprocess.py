@@ -39,11 +39,8 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
 FAR = 10  # times the largest value that a preparation gives; pixels of 0..255 are about 100 to 255 times it
 
 
-def check_prepared(images: Any, config: Any) -> None:
-    """Raise a ValueError for whole numbers where prepared images belong; warn of floats that only pixels can be.
-
-    In a compiled function only the dtype is known. Other things than arrays and tensors are left to Keras.
-    """
+def check_floats(images: Any) -> None:
+    """Raise a ValueError for whole numbers where prepared images belong. Other things than arrays are left to Keras."""
     dtype = getattr(images, "dtype", None)
     kind = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     if kind.startswith(("int", "uint", "bool")):
@@ -51,6 +48,11 @@ def check_prepared(images: Any, config: Any) -> None:
             "The model takes prepared images, which are floats: model(model.preprocess(images)), or "
             f"model.classify(images), which does both. Received: {kind}"
         )
+
+
+def check_prepared(images: Any, config: Any) -> None:
+    """Raise a ValueError for whole numbers; warn of floats that only pixels can be, which a compiled function can't."""
+    check_floats(images)
     if not isinstance(images, np.ndarray) and not hasattr(images, "numpy"):
         return
     first = np.abs(np.asarray(images[:1], np.float32)) if len(images.shape) else np.zeros(1)

@@ -90,6 +90,11 @@ class VisionTransformer(keras.Model):
         """Task of the output: how the model is trained, evaluated, exported and compared."""
         return task.from_config(self.config)
 
+    def _assert_input_compatibility(self, inputs: Any) -> None:
+        """Ask for prepared images before Keras asks for their shape: pixels are seldom of the model's size."""
+        preprocess.check_floats(inputs)
+        super()._assert_input_compatibility(inputs)
+
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         """Compute the output; the last block computes only the tokens that the head reads."""
         preprocess.check_prepared(inputs, self.config)

@@ -21,6 +21,8 @@ def rotary_arguments(c: ViTConfig, *, queries: int = 0) -> dict[str, Any] | None
         "theta": c.rotary_theta,
         "trained_grid": c.rotary_grid,
         "interleaved": c.rotary_interleaved,
+        "offset": c.rotary_offset,
+        "axes": c.rotary_axes,
     }
 
 
@@ -215,11 +217,11 @@ class Network:
     def _pool_by_attention(self, x: Any) -> Any:
         c = self.config
         return vit.AttentionPooling(
-            c.num_heads,
+            c.pool_heads or c.num_heads,
             c.mlp_dim,
             activation=c.activation,
             norm_epsilon=c.norm_epsilon,
-            prefix_tokens=c.num_prefix_tokens,
+            prefix_tokens=0 if c.pool_prefix else c.num_prefix_tokens,
             name="pool",
             dtype=self.policy,
         )(x)

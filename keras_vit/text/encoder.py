@@ -13,10 +13,10 @@ from keras_vit._util.checks import check_counts
 from keras_vit.model import layers as vit
 from keras_vit.model.classify import check_outputs, unit_length
 from keras_vit.model.config import BlockConfig
+from keras_vit.model.config import TextConfig as TextConfig
 from keras_vit.model.layers.base import dense_layer, refuse_quantize
 from keras_vit.model.layers.tokens import EndTokenPooling, TokenEmbedding
 from keras_vit.model.task import Classification
-from keras_vit.model.text_config import TextConfig as TextConfig
 from keras_vit.text.tokenizer import Tokenizer
 
 BATCH = 64  # texts in a call

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from keras_vit.converters.config_json import check_json, read_beside
+from keras_vit.converters.config_json import check_json, check_keras_facts, read_beside
 from keras_vit.converters.containers import Container, find_weights, is_keras_file, open_files
-from keras_vit.converters.keras_files import check_keras_facts
 from keras_vit.converters.loading import (
     assign_tensors,
     check_tensors,
@@ -18,12 +17,17 @@ from keras_vit.converters.loading import (
     open_keras,
     variables_by_path,
 )
-from keras_vit.converters.source import Checkpoint, Shapes, check_required, find_num_heads, recognise
+from keras_vit.converters.source import (
+    Checkpoint,
+    Shapes,
+    check_required,
+    find_num_heads,
+    recognise,
+)
 from keras_vit.converters.table import MAX_LAYERS, Table, load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
-from keras_vit.model.config import ViTConfig, check_fields
-from keras_vit.model.text_config import TextConfig
+from keras_vit.model.config import TextConfig, ViTConfig, check_fields
 from keras_vit.text.encoder import TextEncoder
 from keras_vit.text.tokenizer import Tokenizer, find_tokenizer, import_libraries
 

@@ -341,7 +341,7 @@ def _compiled_step(model: keras.Model, task: tasks.Task, devices: tf.distribute.
             broken = tf.math.count_nonzero(is_broken, keepdims=True, dtype=tf.float64)
             return tf.concat([task.sums(output, batch["label"], batch["weight"]), broken], axis=0)
 
-        @tf.function
+        @tf.function(autograph=False)
         def step(batch: Any) -> tf.Tensor:
             return devices.reduce("SUM", devices.run(replica_sums, args=(batch,)), axis=None)
 
@@ -376,7 +376,7 @@ def collect_images(
         # What comes with the batch itself may be on no device yet, and all_gather asks for one.
         return [context.all_gather(tf.identity(tensor), axis=0) for tensor in tensors]
 
-    compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)))
+    compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)
 
     def collect(batches: Iterable[Any]) -> list[np.ndarray]:
         rows = [[strategy.experimental_local_results(tensor)[0] for tensor in compiled(batch)] for batch in batches]

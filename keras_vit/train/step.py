@@ -138,13 +138,13 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
         return accumulate(compute, batch, seed, count=count, interrupt=state.interrupt)
 
     if scope == "step" and replicas > 1:  # a collective operation cannot be part of an XLA program
-        gradients = tf.function(gradients, jit_compile=True)
+        gradients = tf.function(gradients, jit_compile=True, autograph=False)
     apply: Callable[[list[Any], Any], Any] = functools.partial(_apply, state)
     if scope == "pieces" and replicas == 1:
-        apply = tf.function(apply, jit_compile=True)
+        apply = tf.function(apply, jit_compile=True, autograph=False)
     replica_step = functools.partial(_replica_step, state, replicas, gradients, apply)
     if scope == "step" and replicas == 1:
-        replica_step = tf.function(replica_step, jit_compile=True)
+        replica_step = tf.function(replica_step, jit_compile=True, autograph=False)
 
     @tf.function
     def train_step(iterator: Any, count: Any, stop: Any) -> Any:
@@ -159,6 +159,7 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
     return train_step
 
 
+@tf.autograph.experimental.do_not_convert  # it has no loop, and is traced faster
 def _replica_step(
     state: TrainState,
     replicas: int,
@@ -300,8 +301,10 @@ def piece_compiler() -> Compiler:
                 output = bound(*tensors)
             return tape.gradient(output, tensors, upstream)
 
-        forward = tf.function(bound, jit_compile=True)
-        backward = tf.function(functools.partial(gradient, **settings) if gradient else recomputed, jit_compile=True)
+        forward = tf.function(bound, jit_compile=True, autograph=False)
+        backward = tf.function(
+            functools.partial(gradient, **settings) if gradient else recomputed, jit_compile=True, autograph=False
+        )
 
         @tf.custom_gradient
         def with_gradient(*tensors: Any) -> Any:

@@ -131,7 +131,8 @@ def attention_rollout(
             flow = _normalize_rows(0.5 * fuse_heads(weights, prefix) + 0.5 * identity) @ flow
         if (probe := _probe_map(model, batch)) is None:
             return flow[:, config.read_tokens].mean(axis=1)[:, prefix:]
-        return (_normalize_rows(fuse_heads(probe, 0)) @ flow[:, prefix:])[:, 0, prefix:]
+        attended = flow[:, -probe.shape[-1] :]
+        return (_normalize_rows(fuse_heads(probe, prefix if config.pool_prefix else 0)) @ attended)[:, 0, prefix:]
 
     rows = np.concatenate([roll_out(batch) for batch in split_batch(config, images)])
     return _normalize_rows(rows).astype(np.float32).reshape(-1, *config.grid)
@@ -142,7 +143,7 @@ def class_attention(model: Any, images: Any) -> np.ndarray:
 
     These are the rows of the class token (the mean of both tokens of a distilled model), or the mean over the patches
     as queries if the model reads no class token. The probe of a map head attends once, after the blocks: its weights
-    are one more layer at the end.
+    are one more layer at the end. If it has another number of heads, that layer has their mean for every head.
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
@@ -167,7 +168,11 @@ def class_attention(model: Any, images: Any) -> np.ndarray:
     def class_rows(batch: np.ndarray) -> np.ndarray:
         rows = [weights[:, :, queries, keys].mean(axis=2) for weights in _block_maps(model, batch)]
         probe = _probe_map(model, batch)
-        return np.stack(rows if probe is None else [*rows, probe[:, :, 0]])
+        if probe is not None:
+            rows.append(probe[:, :, 0, -math.prod(config.grid) :])
+            if rows[-1].shape != rows[0].shape:
+                rows[-1] = np.broadcast_to(rows[-1].mean(axis=1, keepdims=True), rows[0].shape)
+        return np.stack(rows)
 
     stacked = np.concatenate([class_rows(batch) for batch in split_batch(config, images)], axis=1)
     return stacked.reshape(*stacked.shape[:3], *config.grid)
@@ -180,7 +185,7 @@ def _block_maps(model: VisionTransformer, images: np.ndarray) -> list[np.ndarray
 
 
 def _probe_map(model: VisionTransformer, images: np.ndarray) -> np.ndarray | None:
-    """Attention of a map head's probe, float32 (batch, heads, 1, patches); None for other heads."""
+    """Attention of a map head's probe, float32 (batch, heads, 1, attended tokens); None for other heads."""
     config = model.config
     if not config.has_map_head:
         return None
@@ -188,7 +193,7 @@ def _probe_map(model: VisionTransformer, images: np.ndarray) -> np.ndarray | Non
     tokens = model.features(images, [name])[name]
     pool = model.get_layer("pool")
     probe = ops.repeat(ops.cast(pool.probe, tokens.dtype), len(images), axis=0)
-    return to_float32(pool.attention.weights_of(probe, tokens[:, config.num_prefix_tokens :]))
+    return to_float32(pool.attention.weights_of(probe, tokens[:, pool.prefix_tokens :]))
 
 
 def _discard_lowest(weights: np.ndarray, first_patch: int, ratio: float) -> np.ndarray:

@@ -195,7 +195,7 @@ honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
 honours(RelativeBias, "grid", "num_heads", "prefix_tokens", "mlp_dim", "method")
 STREAM_READERS.update((RelativePosition, RelativeBias))  # of the tokens they read shape and type alone
 honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
-honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved")
+honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "axes")
 honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
 honours(MergeHeads, "width")
 

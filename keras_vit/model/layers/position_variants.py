@@ -99,8 +99,8 @@ def relative_scores(query: Any, table: Any) -> Any:
 class RelativeBias(BaseLayer):
     """Make numbers that are added to the attention's scores, (1, num_heads, tokens, tokens), from offsets of patches.
 
-    The table has a row for each offset, that is the query's row and column less the key's: (2 * rows - 1) * (2 *
-    columns - 1). With tokens in front of the patches three more follow: for such a token as query, as key, and as both.
+    The table has a row for each offset of (2 * rows - 1, 2 * columns - 1) in two dimensions, that of the query less
+    that of the key. With tokens in front of the patches three rows follow: for such a token as query, as key, as both.
     Source: BEiT (arXiv 2106.08254), `gen_relative_position_index` in timm/models/beit.py.
 
     With `mlp_dim`, an MLP of that width with ReLU computes the rows from the offsets d as sign(d) log(1 + |d|), and
@@ -189,6 +189,8 @@ def log_offsets(grid: tuple[int, int]) -> np.ndarray:
 class Rotary:
     """Turn pairs of channels of every head (arXiv 2104.09864): half by the patch's row, half by its column.
 
+    With `axes` "xy" the first half turns by the column.
+
     Pair k of an axis turns by coordinate * theta ** (-4 k / head size). Tokens in front of the patches are not turned.
     The arguments are the grid of patches, the number of tokens in front, and the `rotary_` fields of `ViTConfig`.
     """
@@ -198,6 +200,8 @@ class Rotary:
     theta: float
     trained_grid: int | None = None
     interleaved: bool = False
+    offset: float = 0.0
+    axes: str = "yx"
 
     def turn(self, x: Any) -> Any:
         """Turn queries or keys (batch, heads, tokens, head size): the first tokens of a sequence, or all."""
@@ -222,12 +226,14 @@ def cosines_and_sines(rotary: Rotary, size: int, dtype: str) -> tuple[np.ndarray
     """Cosines and sines (tokens, head size), which the blocks share."""
     lines = []
     for side in rotary.grid:
+        number = np.arange(side) + rotary.offset
         if rotary.trained_grid is None:
-            lines.append(2 * np.pi * ((2 * np.arange(side) + 1) / side - 1))
+            lines.append(2 * np.pi * ((2 * number + 1) / side - 1))
         else:
-            lines.append(np.arange(side) * rotary.trained_grid / side)
+            lines.append(number * (rotary.trained_grid or side) / side)
     frequencies = rotary.theta ** -(np.arange(size // 4) / (size // 4))
     coordinates = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, 2, 1)
+    coordinates = coordinates[:, ::-1] if rotary.axes == "xy" else coordinates
     angles = (coordinates * frequencies).reshape(len(coordinates), size // 2)
     angles = np.repeat(angles, 2, axis=1) if rotary.interleaved else np.tile(angles, 2)
     angles = np.pad(angles, ((rotary.prefix_tokens, 0), (0, 0)))

@@ -68,10 +68,11 @@ def training_batches(
     prepare = model_input._replace(preprocessing=without_resizing).prepare_function()
 
     # XLA compiles this into one pass over the pixels, which is faster than single operations.
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def prepare_and_mix(image: Any, weight: Any) -> Any:
         return augment.mixup(prepare(image), weight)
 
+    @tf.autograph.experimental.do_not_convert
     def finish_batch(batch: Example) -> Example:
         image, label = batch["image"], task.targets(batch["label"])
         if not recipe.mixup:
@@ -107,6 +108,7 @@ def evaluation_batches(
     """
     prepare = model_input.prepare_function()
 
+    @tf.autograph.experimental.do_not_convert
     def prepare_example(example: Example) -> Example:
         image = prepare(_match_channels(decode(example["image"]), model_input.num_channels))
         label = task.targets(_move_map(example["label"], lambda x: augment.nearest(x, model_input.image_size)))
@@ -141,6 +143,7 @@ def _augmentation(recipe: Recipe, model_input: ModelInput, seed: int) -> Callabl
     def flip(image: Any, draw: Any) -> Any:
         return augment.random_flip(image, draw) if recipe.flip else image
 
+    @tf.autograph.experimental.do_not_convert
     def augment_example(example: Example) -> Example:
         # Separate seeds: operations with the same seed draw the same numbers.
         seeds = tf.random.experimental.stateless_split(tf.stack([base, example["position"]]), 3)

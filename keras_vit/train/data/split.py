@@ -73,6 +73,7 @@ def positions(
     `replace` maps the indices of a batch to those that are read in their place.
     """
 
+    @tf.autograph.experimental.do_not_convert
     def batch_positions(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         position = number * order.batch + tf.range(order.local.start, order.local.stop, dtype=tf.int64)
         index = position % count
