@@ -41,7 +41,7 @@ def test_timms_own_files_give_timms_numbers_and_are_written_with_the_same_config
         assert ours["pretrained_cfg"][key] == theirs["pretrained_cfg"][key], key
 
 
-ROTARY: dict[str, Any] = {"rotary_interleaved": True, "rotary_axes": "xy", "pool_prefix": True}
+ROTARY: dict[str, Any] = {"rotary_interleaved": True, "rotary_axes": "xy"}
 ROPE_VIT = {**ROTARY, "rotary_theta": 100.0, "rotary_grid": 0}
 PERCEPTION = {**ROTARY, "rotary_theta": 10000.0, "rotary_grid": 32, "rotary_offset": 1.0, "norm_epsilon": 1e-5}
 # What the name of an entry point tells that its tensors do not.

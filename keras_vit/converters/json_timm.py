@@ -129,8 +129,7 @@ def read(values: Json) -> Fields:
     top = read_keys(values, _TOP)
     if arguments.get("pool_include_prefix") and top.get("classifier", "token") != "map":
         raise CheckpointError("config.json: model_args.pool_include_prefix is read only with attention pooling")
-    return {
-        **({"pool_prefix": True} if "rotary_theta" in implied else {}),  # Eva's attention pools all tokens
+    fields: Fields = {
         **implied,
         **top,
         **read_keys(prepared, size, "pretrained_cfg."),
@@ -138,6 +137,9 @@ def read(values: Json) -> Fields:
         **({"preprocessing": preprocessing} if preprocessing else {}),
         **_absent_norm(arguments),
     }
+    if "rotary_theta" in implied and fields.get("classifier") == "map":  # Eva's attention pools all tokens
+        return {"pool_prefix": True, **fields}
+    return fields
 
 
 def _absent_norm(arguments: Json) -> Fields:
