@@ -38,8 +38,8 @@ HELD_OUT = {"drawings": 10, "digits": 100}  # pictures of a class that no run tr
 SEEDS = 3  # draws
 JUDGED = 500  # pictures of another style
 PROBE = "probe, 8 blocks"
-# Method: its changes of the recipe finetune-photos, with the probe's own as the start; None for the probes. All but the
-# first are without RandAugment.
+# Method: its changes of the recipe finetune-photos, with the probe's own as the start; None for the probes. All
+# but the method finetune-photos are without RandAugment.
 METHODS: dict[str, dict[str, Any] | None] = {
     "probe, 1 block": None,
     PROBE: None,

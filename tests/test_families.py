@@ -420,8 +420,17 @@ def test_a_tower_within_a_pair_is_read(tmp_path: Path) -> None:
             folder / "model.safetensors",
         )
         (folder / "config.json").write_text(json.dumps({inside: config}))
+        prepares = {
+            "image_mean": [0.1, 0.2, 0.3],
+            "image_std": [0.4, 0.5, 0.6],
+            "resample": 3,
+            "size": {"shortest_edge": 40},
+        }
+        (folder / "preprocessor_config.json").write_text(json.dumps(prepares))
         with pytest.warns(UserWarning, match="has other parts"):
             found = converters.load(folder)
+        ours = found.config.preprocessing
+        assert (ours.mean, ours.std, ours.interpolation) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bicubic")
         x = prepared(model.config)
         np.testing.assert_allclose(found(x), model(x), atol=1e-6)
 

@@ -202,7 +202,7 @@ def test_every_kind_of_place_for_every_result(
         if changed or kinds or (error is None) != is_written:
             failed.append(f"{command} {name} at {kind} ({folder}): {error!r:.200} {changed or kinds}")
         if reader:
-            with contextlib.suppress(OSError):  # the reader has ended by itself
+            with contextlib.suppress(OSError):  # the reader, for which this ends the pipe, has ended by itself
                 os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
             reader.join(10)
         count += 1

@@ -1,4 +1,4 @@
-"""Image towers within files of other models of transformers, and classifiers of pairs: exact, or refused by name."""
+"""Image towers within files of other models of transformers, and what else its config.json may say: exact."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ FORMATS = (
     "huggingface_clip",
     "huggingface_siglip",
     "huggingface_dinov2",
+    "huggingface_ijepa",
 )
 
 

@@ -78,21 +78,22 @@ def _families(cards: Iterable[Card]) -> str:
     for family, group in itertools.groupby(cards, lambda card: card.family):
         listed = list(group)
         rows = [catalogue.rows(card)[0] for card in listed]
-        best = max((found for row in rows if (found := _imagenet(row))), key=lambda found: found["value"], default=None)
+        accuracies = [found for row in rows if (found := _imagenet(row))]
+        best = max(accuracies, key=lambda found: found["value"], default=None)
         sizes = [row["parameters"] / 1e6 for row in rows]
         recommended = listed[0].weights[listed[0].default]
         is_pair = recommended.text or recommended.tokenizer
         use = "words" if is_pair else "classify" if recommended.num_classes else "features"
         names = ", ".join(row["name"].removeprefix(f"{family}-") for row in rows)
         shown = f"{min(sizes):,.1f} to {max(sizes):,.1f} M" if len(sizes) > 1 else f"{sizes[0]:,.1f} M"
-        accuracy = f"{best['value']:.1f} %" if best else "-"
-        uses[use] += _folded(family, shown, accuracy, rows[0]["license"], names)
+        licenses = ", ".join(sorted({row["license"] for row in rows}))
+        uses[use] += _folded(family, shown, _percent(best), licenses, names)
     heads = sorted(map_cards().items(), key=lambda item: item[1].source)
     for _, published in itertools.groupby(heads, lambda item: item[1].source):
         models = dict(published)
-        family = os.path.commonprefix(list(models)).rstrip("-V")
-        kinds = ", ".join(sorted({card.license for card in models.values()}))
-        uses["maps"] += _folded(family, "", "", kinds, ", ".join(name.removeprefix(f"{family}-") for name in models))
+        family = os.path.commonprefix(list(models)).rpartition("-")[0]
+        licenses = ", ".join(sorted({card.license for card in models.values()}))
+        uses["maps"] += _folded(family, "", "", licenses, ", ".join(name.removeprefix(f"{family}-") for name in models))
     every = options.aligned([row for rows in uses.values() for row in rows]).splitlines()
     text = "".join(
         f"{USES[use]}\n" + "".join(f"  {every.pop(0).rstrip()}\n" for _ in rows) + "\n" for use, rows in uses.items()
@@ -112,10 +113,16 @@ def _imagenet(row: dict[str, Any]) -> dict[str, Any] | None:
     return next((measured for measured in row["accuracy"] if measured["dataset"] == "imagenet2012"), None)
 
 
+def _percent(measured: dict[str, Any] | None) -> str:
+    """Cell with an accuracy, and with how it was measured if that is not top-1."""
+    if measured is None:
+        return "-"
+    return f"{measured['value']:.2f} % {measured['metric'].replace('top-1', '').lstrip(', ')}".strip()
+
+
 def _table_row(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
     """Cells of `list` for the recommended weights of a model, whose row `zoo.table` has."""
-    found = _imagenet(row)
-    accuracy = f"{found['value']:.2f} % {found['metric'].replace('top-1', '').lstrip(', ')}".strip() if found else "-"
+    accuracy = _percent(_imagenet(row))
     parameters = f"{row['parameters'] / 1e6:,.1f} M"
     return (row["name"], parameters, f"{row['image_size']} px", accuracy, row["license"], ", ".join(tags))
 

@@ -195,9 +195,11 @@ def _write_labels(config: ViTConfig) -> Fields:
 
 def read_vit(values: Json) -> Fields:
     """Read the config.json of ViTModel, DeiTModel, IJepaModel and of their classifiers, or within that of a pair."""
-    inside = next((name for name in ("image_config", "encoder") if isinstance(values.get(name), dict)), None)
-    nested = {} if inside is None else read_keys(values[inside], _VIT, f"{inside}.")
-    return {**nested, **_read_transformers({} if inside else values, _VIT)}
+    for inside in ("encoder", "image_config"):  # of a VisionEncoderDecoderModel, of FLAVA
+        if isinstance(values.get(inside), dict):
+            preprocessing = read_keys(values, {"preprocessor": ("preprocessing", _processor)})
+            return {**read_keys(values[inside], _VIT, f"{inside}."), **preprocessing}
+    return _read_transformers(values, _VIT)
 
 
 def write_vit(config: ViTConfig, kind: str = "ViT") -> Fields:
@@ -291,8 +293,8 @@ def _read_vision(values: Json, **names: Fields | str) -> Fields:
 
 
 def read_clip(values: Json) -> Fields:
-    """Read the config.json of CLIPVisionModel, CLIPVisionModelWithProjection and CLIPModel."""
-    return _read_vision(values)
+    """Read the config.json of CLIPVisionModel, CLIPVisionModelWithProjection, CLIPModel, CLIPForImageClassification."""
+    return {**_read_vision(values), **read_keys(values, {"id2label": ("labels", _labels)})}
 
 
 def write_clip(config: ViTConfig) -> Fields:

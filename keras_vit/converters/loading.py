@@ -202,11 +202,15 @@ def _problem(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
     return None
 
 
+def _is_bias_table(path: str) -> bool:
+    return path.startswith("relative_bias") and path.endswith("/table")
+
+
 def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
     """Shape of a variable in the file, which may have another grid and another patch size."""
     if path == PATCHES:
         return (*file_config.patch, *shape[2:])
-    if path.startswith("relative_bias") and path.endswith("/table"):
+    if _is_bias_table(path):
         return (position.bias_rows(file_config.grid, file_config.num_prefix_tokens), shape[-1])
     if path != POSITION:
         return shape
@@ -282,9 +286,8 @@ def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTCo
     """Resize a file's value to the model's sizes; the position embedding loses zero rows that were added."""
     if path == PATCHES and value.shape[:2] != config.patch:
         return position.resize_patches(value, config.patch, method=config.position_method)
-    if path.startswith("relative_bias") and path.endswith("/table"):
-        method = config.position_method
-        return position.resize_bias(value, config.grid, checkpoint.config.grid, method=method)
+    if _is_bias_table(path):
+        return position.resize_bias(value, config.grid, checkpoint.config.grid, method=config.position_method)
     if path != POSITION:
         return value
     source_grid = checkpoint.config.grid

@@ -303,8 +303,8 @@ class Table:
 
     def asked_for(self, fields: Mapping[str, Any]) -> list[str]:
         """List the fields that must be stated of a file without a config.json; refuse one that may be another model."""
-        told = ("fields", "may_be")
-        rules = [r for r in self.asks if all((fields.get(k) or False) == v for k, v in r.items() if k not in told)]
+        told = {"fields", "may_be"}
+        rules = [rule for rule in self.asks if all((fields.get(key) or False) == rule[key] for key in {*rule} - told)]
         if other := next((rule["may_be"] for rule in rules if "may_be" in rule), None):
             raise CheckpointError(
                 f"has no config.json and may be {other}: a model of the same tensors that is not in this package. "

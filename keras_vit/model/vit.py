@@ -154,9 +154,8 @@ class Network:
         if c.relative_bias == "shared" and i:
             return (*inputs, self.block_inputs["block_0"][-1])
         if c.relative_bias != "none":
-            inputs += (
-                self._new_bias_layer("relative_bias" if c.relative_bias == "shared" else f"relative_bias_{i}")(x),
-            )
+            name = "relative_bias" if c.relative_bias == "shared" else f"relative_bias_{i}"
+            inputs += (self._new_bias_layer(name)(x),)
         return inputs
 
     def _norm(self, name: str) -> vit.LayerNormalization:

@@ -187,9 +187,8 @@ def log_offsets(grid: tuple[int, int]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Turn pairs of channels of every head (arXiv 2104.09864): half by the patch's row, half by its column.
-
-    With `axes` "xy" the first half turns by the column.
+    """Turn pairs of channels of every head (arXiv 2104.09864): half by the patch's row, half by its column; the
+    first half by the column with `axes` "xy".
 
     Pair k of an axis turns by coordinate * theta ** (-4 k / head size). Tokens in front of the patches are not turned.
     The arguments are the grid of patches, the number of tokens in front, and the `rotary_` fields of `ViTConfig`.
