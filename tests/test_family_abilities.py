@@ -62,7 +62,7 @@ def test_every_mode_holds_its_own_thresholds(mode: str, kind: str, tmp_path: Pat
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["BiT", "map", "mixer"])  # test_saved_model has the graphs of all
 def test_a_server_computes_the_model(kind: str, tmp_path: Path) -> None:
     assert export.saved_model(wide(kind)[0], tmp_path / "vit" / "1").cosine > 1 - 1e-6
 

@@ -123,11 +123,11 @@ def readable(file: bytes) -> bool:
 
 
 @pytest.mark.full
-def test_of_a_thousand_files_every_answer_is_pillows_or_a_refusal() -> None:
+def test_of_many_files_every_answer_is_pillows_or_a_refusal() -> None:
     config, random = tiny(), np.random.default_rng(0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seen: Counter[str] = Counter()
-    for _ in range(50):
+    for _ in range(20):
         kinds, files = zip(*(image_kinds.drawn(random) for _ in range(20)), strict=True)
         images, valid = (tensor.numpy() for tensor in graph("decode_tolerant", config)(tf.constant(files)))
         for kind, file, image, good in zip(kinds, files, images, valid, strict=True):
@@ -144,7 +144,7 @@ def test_of_a_thousand_files_every_answer_is_pillows_or_a_refusal() -> None:
         whole = [file for file, good in zip(files, valid, strict=True) if good]
         strict = graph("decode", config)(tf.constant(whole))
         np.testing.assert_allclose(strict, images[valid], rtol=0, atol=ROUNDING)
-    assert seen["good"] > 600 and seen["refused"] > 200
+    assert seen["good"] > 240 and seen["refused"] > 80
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 

@@ -172,12 +172,3 @@ def test_the_command_reads_values_as_set_does(tmp_path: Path, monkeypatch: pytes
         (["--try", "seed=1,,2", "--out", tmp_path], "seed must be"),
     ):
         assert message in command_line.fails(monkeypatch, *COMMAND, *wrong), wrong
-
-
-@pytest.mark.full
-def test_the_command_trains_and_names_the_best(tmp_path: Path) -> None:
-    command = [*COMMAND, "--set", "image_size=16", "--set", "xla=false", "--set", "batch_size=8", "--out", tmp_path]
-    found = json.loads(command_line.run(*command, "--try", "learning_rate=0.01,0.03", "--json"))
-    accuracies = {best["path"]: best["metrics"]["accuracy"] for best in found["finished"].values()}
-    assert found["count"] == len(accuracies) == 2
-    assert accuracies[found["best"]] == max(accuracies.values()) and Path(found["best"]).exists()

@@ -40,6 +40,7 @@ DIGITS = "digits"
 MARKER = "features.json"  # every prepared folder has this file
 EVALUATION_SPLITS = ("validation", "val", "test")  # the first that exists is the evaluation split
 MEMORY = 2**30  # bytes of records kept per split: all of them, or those in a shuffle buffer
+RECORDS_AT_ONCE = 1024
 # Names of an image and of its label, where `supervised_keys` does not state them: those of classes and of maps.
 PAIRS = (
     ("image", "label"),
@@ -132,7 +133,7 @@ def in_memory_split(name: str, files: RecordFiles, parse: Parse) -> RandomAccess
 
     @functools.cache
     def load_records() -> tf.Tensor:
-        return tf.constant(np.array([record for _, record in files.stream(None).as_numpy_iterator()], object))
+        return tf.concat([*files.stream(None).map(lambda _, record: record).batch(RECORDS_AT_ONCE)], axis=0)
 
     def make_reader() -> Callable[[tf.Tensor], Example]:
         records = load_records()
