@@ -63,11 +63,13 @@ def export(
         check_folder_path(to)
     else:
         check_file_path(to)
+        chosen = Options(**given)
         if not found.has_maps:
-            Options(**given).check(found.config)
-        if load_mode(given["quantize"]).needs_calibration and not files:
+            chosen.check(found.config)
+        mode = load_mode(chosen.mode_name)
+        if mode.needs_calibration and not files:
             raise ValueError(
-                f"--quantize {given['quantize']} needs calibration images: --images FOLDER, a hundred or more"
+                f"--quantize {chosen.mode_name} needs calibration images: --images FOLDER, a hundred or more"
             )
     with options.quiet():
         from keras_vit import export as exports
@@ -76,7 +78,7 @@ def export(
         files, compared = (options.drop_unreadable(loaded, chosen) for chosen in (files, compared))
         if compared is None:
             compared = files
-            if files and len(files) > 1 and not is_saved_model and load_mode(given["quantize"]).needs_calibration:
+            if files and len(files) > 1 and not is_saved_model and mode.needs_calibration:
                 files, compared = files[::2], files[1::2]
         if is_saved_model:
             own = {name: context.params[name] for name in SAVED_MODEL_OPTIONS}

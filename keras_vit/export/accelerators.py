@@ -80,6 +80,8 @@ def run_on_gpu(path: Path, images: np.ndarray) -> tuple[CompiledRun, Accelerated
     except ValueError as error:
         if _NO_DEVICE.search(str(error)):
             raise ValueError(f"{_NO_GPU_ADVICE}. Received: {error}") from None
+        if problem := _gpu_problem(path):
+            raise ValueError(f"{error}: {problem}") from None
         raise
     shares = _OPERATOR_COUNTS.search(run.messages)
     refused = _REFUSED_OPERATOR.search(run.messages)
@@ -90,6 +92,15 @@ def run_on_gpu(path: Path, images: np.ndarray) -> tuple[CompiledRun, Accelerated
         return run, Accelerated("gpu", total, total)
     taken, left = map(int, shares.groups())
     return run, Accelerated("gpu", taken, taken + left, refused[1].strip() if refused else "unknown")
+
+
+def _gpu_problem(path: Path) -> str | None:
+    """Say why GPUs do not run a file, and what to take instead; None if nothing is known of it."""
+    from keras_vit.export.exported import read_structure
+    from keras_vit.export.modes import DEVICES
+
+    structure = read_structure(path)
+    return DEVICES["gpu"].problem(has_blocks=structure.has_blocks, has_int16=structure.storage == "int16x8")
 
 
 def run_compiled(path: Path, images: np.ndarray, *, hardware: tuple[str, ...] = ("CPU",)) -> CompiledRun:
