@@ -10,10 +10,12 @@ from typer import Argument, Option
 from keras_vit._util.checks import option_names
 from keras_vit._util.text import text_lines
 from keras_vit.cli import options
+from keras_vit.export.accelerators import PHONE_ACCELERATORS
 from keras_vit.export.modes import Options
 
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
+MAX_PHONE_IMAGES = 10
 FILE_OPTIONS = [name for name in option_names(Options) if name not in options.MODEL_NAMES]
 # Options of `keras-vit export` that only a .tflite file takes, and those that only a SavedModel takes.
 TFLITE_OPTIONS = [name for name in FILE_OPTIONS if name != "labels"]
@@ -102,7 +104,14 @@ def verify(
             autocompletion=options.complete_mode,
         ),
     ] = None,
-    accelerator: Annotated[str, options.choice(("cpu", "gpu"), "Where to run a .tflite file: cpu or gpu.")] = "cpu",
+    accelerator: Annotated[
+        str,
+        options.choice(PHONE_ACCELERATORS, "Where to run a .tflite file: cpu or gpu; for --outputs also npu."),
+    ] = "cpu",
+    inputs: Annotated[
+        Path | None, Option(help="Also write up to ten images into this folder, for examples/android/check.sh.")
+    ] = None,
+    outputs: Annotated[Path | None, Option(help="Such a folder: compare what a phone computed of its images.")] = None,
     as_json: options.Json = False,
     **given: Any,
 ) -> None:
@@ -111,7 +120,7 @@ def verify(
 
     if not file.exists():
         raise FileNotFoundError(f"There is no exported file {file}")
-    files = options.choose_images(images or [], MAX_IMAGES) or None
+    files = options.choose_images(images or [], MAX_PHONE_IMAGES if inputs else MAX_IMAGES) or None
     if quantize is not None:
         load_mode(quantize)
     found = options.find_model(model, **{name: given.pop(name) for name in options.MODEL_NAMES})
@@ -125,6 +134,8 @@ def verify(
             options.drop_unreadable(loaded, files),
             mode=quantize,
             accelerator=accelerator,
+            inputs=inputs,
+            outputs=outputs,
             progress=not as_json,
             **given,
         )

@@ -201,6 +201,7 @@ class ExportedModel:
     batch: int | None  # images in a call; None for any number
     dtype: str  # "float32" for prepared images, even if the file quantizes them; "uint8" for pixels
     threads: int | None  # None if the runtime chooses
+    input_name: str = "image"
     call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
     is_bfloat16: bool = False  # whether weights are bfloat16
 
@@ -364,7 +365,7 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
             outputs = run(**{name: _quantize_input(images.astype(dtype, copy=False), image)})
         return {key: _dequantize_output(values, results[key]) for key, values in outputs.items()}
 
-    return ExportedModel(call, tuple(shape), batch, dtype, threads)
+    return ExportedModel(call, tuple(shape), batch, dtype, threads, name)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,8 @@ class Report:
         mode: name of the mode that was given, or by which the file is stored; "bfloat16" for a SavedModel with such
             weights, None for other SavedModels.
         rounding: which layers' outputs the rounding of kernels changes most, in lines of text.
-        device: the processor that the file was written for, what was chosen for it, and why.
+        device: the processor that the file was written for, what was chosen for it, and why; for the outputs of a
+            phone, the phone and its runtime.
         accelerated: which operators the accelerator takes, if the file was run on one.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
