@@ -104,6 +104,28 @@ def test_a_program_that_fails_crashes_or_hangs_is_one_error(tmp_path: Path, monk
         run_compiled(path, image, hardware=("GPU",))
 
 
+def test_a_file_for_a_device_says_what_was_chosen_and_a_crash_on_another_says_why(
+    file: tuple[VisionTransformer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path, blocks = file[0], tmp_path / "npu.tflite", tmp_path / "blocks.toml"
+    blocks.write_text(
+        'summary = "-"\ndevices = "-"\nleast_cosine = -1.0\nleast_difference_cosine = -1.0\nleast_agreement = 0\n'
+        '[[rules]]\noperators = ["FULLY_CONNECTED"]\nweights = 4\nblock = 32\n'
+    )
+    report = export.tflite(model, path, device="npu")
+    assert report.mode == "float16" and "CONV_2D" in operators(path)
+    assert "for npu: float16, float32 images, convolution patches. float16: Qualcomm measured" in str(report)
+    with pytest.raises(ValueError, match="'blocks' does not run with device='gpu'.*blocks"):
+        export.tflite(model, path, device="gpu", quantize=blocks)
+    export.tflite(model, path, device="cpu", quantize=blocks)
+    (tmp_path / "program.py").write_text("import os; os.abort()")
+    monkeypatch.setattr(accelerators, "__file__", str(tmp_path / "program.py"))
+    with pytest.raises(ValueError, match=r"LiteRT crashed .exit status -6.: .* in blocks. Take quantize='float16'"):
+        export.verify(model, path, accelerator="gpu")
+    with pytest.raises(ValueError, match=r"LiteRT crashed .exit status -6.$"):
+        export.verify(*file, accelerator="gpu")
+
+
 @pytest.mark.full
 def test_a_hybrid_has_no_convolution_that_gpus_refuse_or_compute_wrong(tmp_path: Path) -> None:
     resnet = {"num_layers": (1, 1), "width_factor": 0.5}

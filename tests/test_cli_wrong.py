@@ -88,6 +88,7 @@ WRONG = {
     "export digits --to nowhere/out.tflite": "nowhere",
     "export digits --to run": "run already exists",
     "export mispelt --to out.tflite": "mispelt",
+    "export digits --to out.tflite --device gpu --quantize int16x8": "does not run with device='gpu'",
     "verify nothing.tflite digits": "nothing.tflite",
     "verify run digits --quantize int5": "quantize",
     "verify run digits nothing.png": "nothing.png",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from keras_vit.export.modes import load_mode, mode_names
+from keras_vit.export.modes import DEVICES, Options, load_mode, mode_names
 from package_source import imported_packages
 
 TABLE = 'summary = "mine"\ndevices = "mine"\nleast_cosine = 0.9\nleast_agreement = 0.9\n'
@@ -57,6 +58,53 @@ def test_what_the_modes_of_the_package_do() -> None:
         found[name] = (mode.bits, mode.uses_quantizer, mode.needs_calibration)
         assert mode.name == name and mode.summary and mode.devices and "\n" not in mode.summary
     assert found == KINDS and list(found) == sorted(KINDS)
+
+
+# (device, options) -> (mode, patches), or what the error says.
+CHOICES = {
+    (None, ""): ("dynamic", "dense"),
+    (None, "int8"): ("int8", "convolution"),
+    ("cpu", ""): ("dynamic", "dense"),
+    ("cpu", "int16x8"): ("int16x8", "convolution"),
+    ("gpu", ""): ("float16", "dense"),
+    ("gpu", "int8"): ("int8", "convolution"),
+    ("npu", ""): ("float16", "convolution"),
+    ("npu", "int16x8"): ("int16x8", "convolution"),
+    ("gpu", "int4"): "quantize='int4' does not run with device='gpu'.*ends the process.*blocks. Take .*'float16' or ",
+    ("npu", "int4"): "quantize='int4' does not run with device='npu'.*blocks. Take .*'float16' or 'int16x8'",
+    ("gpu", "int16x8"): "quantize='int16x8' does not run with device='gpu'.*int16. Take .*'float16' or 'dynamic'",
+}
+
+
+@pytest.mark.parametrize(("device", "given"), CHOICES)
+def test_a_device_chooses_mode_and_patches_or_refuses_what_it_cannot_run(device: str | None, given: str) -> None:
+    options, expected = Options(device=device, quantize=given or None), CHOICES[device, given]
+    mode = load_mode(options.mode_name)
+    problems, line = list(options.device_problems(mode)), options.device_line(mode)
+    assert not list(options.problems())
+    if isinstance(expected, str):
+        assert len(problems) == 1 and re.search(expected, problems[0])
+        return
+    assert (mode.name, options.chosen_patches(mode)) == expected and not problems
+    assert Options(device=device, quantize=given or None, patches="dense").chosen_patches(mode) == "dense"
+    if device is None:
+        assert line is None
+    else:
+        assert line and f"for {device}: {mode.name}" in line and ("(given" in line) == bool(given) and "\n" not in line
+        assert DEVICES[device].why in line
+
+
+def test_a_mode_without_blocks_runs_where_blocks_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "rows.toml"
+    for block, count in (("", 0), ("block = 32\n", 1)):
+        path.write_text(TABLE + RULE.replace("8", "4") + block, encoding="utf-8")
+        for device in ("gpu", "npu"):
+            assert len(list(Options(device=device).device_problems(load_mode(path)))) == count
+    assert "needs batch=1" in next(Options(device="gpu", batch=None).device_problems(load_mode("float16")))
+    assert not list(Options(device="npu", batch=4).device_problems(load_mode("float16")))
+    for wrong in ("tpu", ["gpu"]):
+        options = Options(device=wrong)  # type: ignore[arg-type]
+        assert "device must be" in next(options.problems()) and options.mode_name == "dynamic"
 
 
 def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:

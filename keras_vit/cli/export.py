@@ -10,10 +10,12 @@ from typer import Argument, Option
 from keras_vit._util.checks import option_names
 from keras_vit._util.text import text_lines
 from keras_vit.cli import options
+from keras_vit.export.accelerators import PHONE_ACCELERATORS
 from keras_vit.export.modes import Options
 
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
+MAX_PHONE_IMAGES = 10
 FILE_OPTIONS = [name for name in option_names(Options) if name not in options.MODEL_NAMES]
 # Options of `keras-vit export` that only a .tflite file takes, and those that only a SavedModel takes.
 TFLITE_OPTIONS = [name for name in FILE_OPTIONS if name != "labels"]
@@ -63,11 +65,13 @@ def export(
         check_folder_path(to)
     else:
         check_file_path(to)
+        chosen = Options(**given)
         if not found.has_maps:
-            Options(**given).check(found.config)
-        if load_mode(given["quantize"]).needs_calibration and not files:
+            chosen.check(found.config)
+        mode = load_mode(chosen.mode_name)
+        if mode.needs_calibration and not files:
             raise ValueError(
-                f"--quantize {given['quantize']} needs calibration images: --images FOLDER, a hundred or more"
+                f"--quantize {chosen.mode_name} needs calibration images: --images FOLDER, a hundred or more"
             )
     with options.quiet():
         from keras_vit import export as exports
@@ -76,7 +80,7 @@ def export(
         files, compared = (options.drop_unreadable(loaded, chosen) for chosen in (files, compared))
         if compared is None:
             compared = files
-            if files and len(files) > 1 and not is_saved_model and load_mode(given["quantize"]).needs_calibration:
+            if files and len(files) > 1 and not is_saved_model and mode.needs_calibration:
                 files, compared = files[::2], files[1::2]
         if is_saved_model:
             own = {name: context.params[name] for name in SAVED_MODEL_OPTIONS}
@@ -100,7 +104,14 @@ def verify(
             autocompletion=options.complete_mode,
         ),
     ] = None,
-    accelerator: Annotated[str, options.choice(("cpu", "gpu"), "Where to run a .tflite file: cpu or gpu.")] = "cpu",
+    accelerator: Annotated[
+        str,
+        options.choice(PHONE_ACCELERATORS, "Where to run a .tflite file: cpu or gpu; for --outputs also npu."),
+    ] = "cpu",
+    inputs: Annotated[
+        Path | None, Option(help="Also write up to ten images into this folder, for examples/android/check.sh.")
+    ] = None,
+    outputs: Annotated[Path | None, Option(help="Such a folder: compare what a phone computed of its images.")] = None,
     as_json: options.Json = False,
     **given: Any,
 ) -> None:
@@ -109,7 +120,7 @@ def verify(
 
     if not file.exists():
         raise FileNotFoundError(f"There is no exported file {file}")
-    files = options.choose_images(images or [], MAX_IMAGES) or None
+    files = options.choose_images(images or [], MAX_PHONE_IMAGES if inputs else MAX_IMAGES) or None
     if quantize is not None:
         load_mode(quantize)
     found = options.find_model(model, **{name: given.pop(name) for name in options.MODEL_NAMES})
@@ -123,6 +134,8 @@ def verify(
             options.drop_unreadable(loaded, files),
             mode=quantize,
             accelerator=accelerator,
+            inputs=inputs,
+            outputs=outputs,
             progress=not as_json,
             **given,
         )

@@ -44,7 +44,8 @@ def tflite(
     model: keras.Model,
     path: str | os.PathLike[str],
     *,
-    quantize: str = "dynamic",
+    quantize: str | None = None,
+    device: str | None = None,
     calibration: Any = None,
     verify: Any = None,
     batch: int | None = 1,
@@ -71,7 +72,9 @@ def tflite(
             and layers that each have a writer. The error of another model shows the lines that convert it.
         path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int16x8", "int4"), or a path to your own .toml
-            file (see converters/README.md).
+            file (see converters/README.md). None for the device's, or "dynamic".
+        device: "cpu", "gpu" or "npu" (Qualcomm's) chooses `quantize` and `patches` where these are None, and refuses
+            what it cannot run. `Report.device` says what was chosen and why. None leaves them to the mode.
         calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything
             that `model.preprocess` takes. Fixed ranges and "int4" need them, and "dynamic" files become more exact.
             Outliers are looked for on a few of them, else on built-in patterns.
@@ -87,8 +90,8 @@ def tflite(
             best class of every pixel at the image's size. Depth is always "depth".
         attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
         patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, for NPUs without SPACE_TO_DEPTH)
-            to embed patches; None for the mode's. Patches that are not square or do not cover the image are
-            convolutions.
+            to embed patches; None for what mode and device need. Patches that are not square or do not cover the image
+            are convolutions.
         labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
         least_cosine: lowest mean cosine similarity of the images' outputs, and of the differences between images, with
             the model's, -1 to 1; None for the mode's. With fewer than 10 classes and 16 or more images of yours, a
@@ -160,6 +163,7 @@ def _export(
     return dataclasses.replace(
         report,
         path=path,
+        device=options.device_line(mode),
         rounding=notes,
         calibrated_on=calibrating is not None and is_same,
         calibration_images=None if calibrating is None else len(measured),
@@ -177,7 +181,9 @@ def _check_options(options: Options, model: keras.Model, *, has_calibration: boo
     """
     is_ours = isinstance(getattr(model, "config", None), ViTConfig)
     problems = list(options.problems())
-    mode = _attempt(lambda: load_mode(options.quantize), problems)
+    mode = _attempt(lambda: load_mode(options.mode_name), problems)
+    if mode is not None:
+        problems += options.device_problems(mode)
     if mode is not None and mode.needs_calibration and not has_calibration:
         problems.append(
             f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
@@ -191,8 +197,9 @@ def _check_options(options: Options, model: keras.Model, *, has_calibration: boo
         problems.append(f"{' and '.join(options.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
-    patches = options.patches or mode.patches
-    return mode, dataclasses.replace(options, class_names=names, patches=patches, storage=mode, norms=mode.norms)
+    return mode, dataclasses.replace(
+        options, class_names=names, patches=options.chosen_patches(mode), storage=mode, norms=mode.norms
+    )
 
 
 def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Run .tflite files by LiteRT's CompiledModel on a GPU, and count the operators that it takes.
+"""Run .tflite files by LiteRT's CompiledModel on a GPU, or read what a phone computed, and count operators taken.
 
 The module runs itself as a program in another process, because drivers crash and LiteRT describes each step on standard
 error. At the top it imports nothing of the package, which would take seconds.
@@ -15,10 +15,15 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-ACCELERATORS = ("cpu", "gpu")
+if TYPE_CHECKING:
+    from keras_vit.export.exported import ExportedModel, Outputs
+
+ACCELERATORS = ("cpu", "gpu")  # of this machine
+PHONE_ACCELERATORS = (*ACCELERATORS, "npu")
 TIMEOUT = 600.0  # seconds
 _OPERATOR_COUNTS = re.compile(
     r"^(\d+) operations will run on the GPU, and the remaining (\d+) operations", re.MULTILINE
@@ -32,7 +37,18 @@ _NO_GPU_ADVICE = (
 )
 # LiteRT's errors, and a library that the driver lacks. Errors within a line of another level are of vendors' plugins,
 # which are tried on every machine.
-_ERROR_LINE = re.compile(r"^(?:(?:ERROR|Warning|\w+Error): |F\d{4} [^]\n]*\] )(.+)", re.MULTILINE)  # F: a failed check
+_ERROR_LINE = re.compile(r"^(?:(?:ERROR|Warning|\w+Error): |[EF]\d{4} [^]\n]*\] )(.+)", re.MULTILINE)
+# Lines of LiteRT's run_model, as of commit f677457 (August 2026). It writes no files: with a sample size that is large
+# enough, its log has all values. The CPU's delegate is XNNPACK. For an NPU a compiler selects operators, of which the
+# delegate then sees one.
+_OUTPUT = re.compile(r"\] Output buffer \d+:")
+_NUM_VALUES = re.compile(r"\] +Total logical elements: (\d+)")
+_VALUE = re.compile(r"\] +(\d+): (\S+)")
+_DELEGATED = re.compile(r"Replacing (\d+) out of (\d+) node\(s\) with delegate \((.*?)\) node")
+_SELECTED = re.compile(r"selected (\d+) ops, from a total of (\d+) ops")
+_MILLISECONDS = re.compile(r"Inference \(avg\): +([\d.]+) ms")  # of benchmark_model
+_EXIT_STATUS = re.compile(r"^exit status (\d+)", re.MULTILINE)  # written by check.sh
+PHONE_ADVICE = "examples/android/check.sh writes it"
 
 
 @dataclass(frozen=True)
@@ -40,10 +56,10 @@ class Accelerated:
     """Which operators of a file run on an accelerator.
 
     Args:
-        accelerator: name of the accelerator, "gpu".
+        accelerator: name of the accelerator: "gpu"; of a phone also "cpu" or "npu".
         taken: number of operators that it runs.
         of: number of operators of the file.
-        refused: why the first other operator runs on the CPU; None if the accelerator takes the whole file.
+        refused: why the first other operator runs elsewhere; None if the accelerator takes the whole file.
     """
 
     accelerator: str
@@ -56,10 +72,12 @@ class Accelerated:
         return f"{self.taken} of {self.of} operators on the {self.accelerator}{reason}"
 
 
-def check_accelerator(name: str, path: Path) -> None:
-    """Raise a ValueError if there is no such accelerator, or none for such a file."""
-    if name not in ACCELERATORS:
-        raise ValueError(f"accelerator must be one of {list(ACCELERATORS)}. Received: {name!r:.200}")
+def check_accelerator(name: str, path: Path, *, is_phone: bool = False) -> None:
+    """Raise a ValueError if there is no such accelerator, here or on a phone, or none for such a file."""
+    known = PHONE_ACCELERATORS if is_phone else ACCELERATORS
+    if name not in known:
+        also = "" if is_phone else ", or 'npu' with the outputs= of a phone"
+        raise ValueError(f"accelerator must be one of {list(known)}{also}. Received: {name!r:.200}")
     if name == "gpu" and path.is_dir():
         raise ValueError(f"accelerator='gpu' is for .tflite files. Received: the folder {path}")
 
@@ -80,6 +98,8 @@ def run_on_gpu(path: Path, images: np.ndarray) -> tuple[CompiledRun, Accelerated
     except ValueError as error:
         if _NO_DEVICE.search(str(error)):
             raise ValueError(f"{_NO_GPU_ADVICE}. Received: {error}") from None
+        if problem := _gpu_problem(path):
+            raise ValueError(f"{error}: {problem}") from None
         raise
     shares = _OPERATOR_COUNTS.search(run.messages)
     refused = _REFUSED_OPERATOR.search(run.messages)
@@ -90,6 +110,15 @@ def run_on_gpu(path: Path, images: np.ndarray) -> tuple[CompiledRun, Accelerated
         return run, Accelerated("gpu", total, total)
     taken, left = map(int, shares.groups())
     return run, Accelerated("gpu", taken, taken + left, refused[1].strip() if refused else "unknown")
+
+
+def _gpu_problem(path: Path) -> str | None:
+    """Say why GPUs do not run a file, and what to take instead; None if nothing is known of it."""
+    from keras_vit.export.exported import read_structure
+    from keras_vit.export.modes import DEVICES
+
+    structure = read_structure(path)
+    return DEVICES["gpu"].problem(has_blocks=structure.has_blocks, has_int16=structure.storage == "int16x8")
 
 
 def run_compiled(path: Path, images: np.ndarray, *, hardware: tuple[str, ...] = ("CPU",)) -> CompiledRun:
@@ -150,6 +179,121 @@ def _run(work: Path, path: str, hardware: list[str]) -> None:
     np.savez(work / "outputs.npz", allow_pickle=False, **joined)
     report = {"milliseconds": statistics.median(times[1:])}
     (work / "report.json").write_text(json.dumps(report))
+
+
+# ---- a phone
+
+
+def write_inputs(folder: Path, file: "ExportedModel", images: np.ndarray) -> None:
+    """Write images as LiteRT's run_model reads them: a folder of raw values for each, in FOLDER/inputs."""
+    inputs = _inputs(folder, file)
+    if inputs.exists():
+        raise ValueError(f"inputs: {inputs} exists. Choose another folder, or remove it with the outputs beside it")
+    for number, image in enumerate(images):
+        place = inputs / f"{number:04}"
+        place.mkdir(parents=True)
+        image.tofile(place / f"{file.input_name}.raw")
+
+
+def read_inputs(folder: Path, file: "ExportedModel") -> np.ndarray:
+    """Read the images that `write_inputs` wrote for a file: (images, height, width, channels)."""
+    inputs = _inputs(folder, file)
+    if not (places := sorted(inputs.glob(f"*/{file.input_name}.raw"))):
+        raise ValueError(f"outputs: there are no images in {inputs}; {PHONE_ADVICE}, and so does inputs=")
+    images = []
+    for place in places:
+        values = np.fromfile(place, file.dtype)
+        if (size := place.stat().st_size) != values.itemsize * np.prod(file.shape):  # type: ignore[arg-type]
+            raise ValueError(f"{place} is for another file: it has {size:,} bytes, and not {file.dtype} {file.shape}")
+        images.append(values.reshape(file.shape))  # type: ignore[arg-type]
+    return np.stack(images)
+
+
+def _inputs(folder: Path, file: "ExportedModel") -> Path:
+    if file.batch != 1 or None in file.shape:
+        raise ValueError(f"A phone's run_model needs a .tflite file of batch 1. Received: {(file.batch, *file.shape)}")
+    return folder / "inputs"
+
+
+def read_outputs(
+    folder: Path, accelerator: str, example: "Outputs", num_operators: int
+) -> tuple[CompiledRun, Accelerated, str]:
+    """Read what a phone computed of the images in a folder, from the logs of LiteRT's programs.
+
+    Args:
+        folder: with inputs/0000/, ..., the logs gpu/0000.log, ... of run_model and gpu/benchmark.log of
+            benchmark_model, and device.txt, which describes phone and runtime.
+        accelerator: "cpu", "gpu" or "npu".
+        example: the file's outputs for an image. The log numbers outputs and does not name them: they are told apart by
+            their numbers of values.
+        num_operators: number of the file's operators, where no log has it.
+
+    Returns:
+        The outputs, which operators the accelerator took, and the device in words.
+
+    Raises:
+        ValueError: a log is missing, of a program that failed, or has other outputs than the file.
+    """
+    logs = folder / accelerator
+    images = sorted(place.parent.name for place in (folder / "inputs").glob("*/*.raw"))
+    texts = {image: _read_log(logs / f"{image}.log") for image in images}
+    benchmark = _read_log(logs / "benchmark.log")
+    if not (time := _MILLISECONDS.search(benchmark)):
+        raise ValueError(f"{logs / 'benchmark.log'} has no line 'Inference (avg): ... ms'; {PHONE_ADVICE}")
+    found = [_outputs(logs / f"{name}.log", text, example) for name, text in texts.items()]
+    outputs = {name: np.concatenate([each[name] for each in found]) for name in example}
+    everything = "\n".join([benchmark, *texts.values()])
+    run = CompiledRun(outputs=outputs, milliseconds=float(time[1]), messages=everything)
+    described = folder / "device.txt"
+    device = "; ".join(described.read_text("utf-8").splitlines()) if described.exists() else "a device without a name"
+    return run, _taken(accelerator, everything, num_operators), device
+
+
+def _read_log(path: Path) -> str:
+    """Read the log of a program that did not fail."""
+    if not path.exists():
+        raise ValueError(f"outputs: there is no {path}; {PHONE_ADVICE}")
+    text = path.read_text("utf-8", errors="replace").replace("\r", "")
+    status = [*_EXIT_STATUS.findall(text), "not known"][0]
+    if status != "0":
+        lines = [line for line in text.splitlines() if line and not _EXIT_STATUS.match(line)]
+        reasons = "; ".join(_ERROR_LINE.findall(text)[:3] or lines[-1:])
+        raise ValueError(f"{path}: the program failed on the phone (exit status {status}): {reasons:.300}")
+    return text
+
+
+def _outputs(path: Path, text: str, example: "Outputs") -> "Outputs":
+    """Read the outputs (1, ...) from the log of run_model for an image."""
+    names = {values.size: name for name, values in example.items()}
+    wanted = {name: values.size for name, values in example.items()}
+    if len(names) != len(wanted):
+        raise ValueError(f"Outputs of as many values cannot be told apart in a log of run_model. Received: {wanted}")
+    outputs = {}
+    for part in _OUTPUT.split(text)[1:]:
+        stated = _NUM_VALUES.search(part)
+        size = int(stated[1]) if stated else 0
+        values = {int(index): float(value) for index, value in _VALUE.findall(part)}
+        if size not in names or sorted(values) != list(range(size)):
+            raise ValueError(f"{path} has {len(values)} values of an output of {size}. Expected: {wanted}")
+        name = names[size]
+        outputs[name] = np.array([values[index] for index in range(size)]).reshape(example[name].shape)
+        outputs[name] = outputs[name].astype(example[name].dtype)
+    if outputs.keys() != wanted.keys():
+        raise ValueError(f"{path} has the outputs {list(outputs)}. Expected: {wanted}")
+    return {name: outputs[name] for name in example}
+
+
+def _taken(accelerator: str, text: str, num_operators: int) -> Accelerated:
+    """Read how many operators an accelerator takes from the logs of its programs."""
+    delegated = [(int(n), int(of), "xnn" in name.lower()) for n, of, name in _DELEGATED.findall(text)]
+    pairs = [(n, of) for n, of, is_cpu in delegated if is_cpu == (accelerator == "cpu")]
+    if accelerator == "npu":
+        pairs = [(int(n), int(of)) for n, of in _SELECTED.findall(text)] or pairs
+    if not pairs:
+        return Accelerated(accelerator, 0, num_operators, "no log names a delegate for it, the CPU may have run all")
+    refused = _REFUSED_OPERATOR.search(text)
+    taken, of = pairs[0]
+    return Accelerated(accelerator, taken, of, None if taken == of else refused[1].strip() if refused else "unknown")
 
 
 if __name__ == "__main__":

@@ -54,12 +54,14 @@ class Structure:
         max_rank: most dimensions of a tensor.
         num_operators: number of operators.
         storage: name of the mode in converters/exports whose files store weights and activations as this one does.
+        has_blocks: whether inputs of a kernel share scales in blocks.
     """
 
     operators: frozenset[str]
     max_rank: int
     num_operators: int
     storage: str = "none"
+    has_blocks: bool = False
 
 
 def read_structure(path: str | os.PathLike[str]) -> Structure:
@@ -95,6 +97,7 @@ def _parse(litert_schema: Any, content: memoryview) -> Structure:
         max((tensor.ShapeLength() for tensor in tensors), default=0),
         sum(graph.OperatorsLength() for graph in graphs),
         _storage(litert_schema.TensorType, tensors, sizes),
+        any(map(_has_blocks, tensors)),
     )
 
 
@@ -106,6 +109,11 @@ def _buffer_bytes(buffer: Any, file_bytes: int) -> int:
     if start + size > file_bytes:
         raise ValueError
     return int(size)
+
+
+def _has_blocks(tensor: Any) -> bool:
+    quantization = tensor.Quantization()
+    return quantization is not None and quantization.DetailsType() == schema().QuantizationDetails.BlockwiseQuantization
 
 
 def _storage(types: Any, tensors: list[Any], buffer_bytes: list[int]) -> str:
@@ -193,6 +201,7 @@ class ExportedModel:
     batch: int | None  # images in a call; None for any number
     dtype: str  # "float32" for prepared images, even if the file quantizes them; "uint8" for pixels
     threads: int | None  # None if the runtime chooses
+    input_name: str = "image"
     call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
     is_bfloat16: bool = False  # whether weights are bfloat16
 
@@ -356,7 +365,7 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
             outputs = run(**{name: _quantize_input(images.astype(dtype, copy=False), image)})
         return {key: _dequantize_output(values, results[key]) for key, values in outputs.items()}
 
-    return ExportedModel(call, tuple(shape), batch, dtype, threads)
+    return ExportedModel(call, tuple(shape), batch, dtype, threads, name)
 
 
 @contextlib.contextmanager

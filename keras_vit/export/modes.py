@@ -137,6 +137,16 @@ class Mode:
         return any(rule.needs_calibration for rule in self.rules)
 
     @property
+    def has_blocks(self) -> bool:
+        """True if inputs of a kernel share scales in blocks."""
+        return any(rule.block for rule in self.rules)
+
+    @property
+    def has_int16(self) -> bool:
+        """True if activations have 16 bits."""
+        return any(rule.activations == 16 for rule in self.rules)
+
+    @property
     def bits(self) -> tuple[int, int]:
         """Fewest and most bits that a kernel may have."""
         if not self.rules:
@@ -220,6 +230,56 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
         yield f"{where}.names is not a regular expression: {error}. Received: {rule['names']!r:.200}"
 
 
+# ---- devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What is chosen for a kind of processor, and what it cannot run; docs/phone-and-browser.md has the sources."""
+
+    quantize: str  # the mode that is taken unless another is given
+    why: str  # why this mode, and who measured it
+    patches: Patches = "dense"
+    # What it does with kernels that have scales by block, and with activations of 16 bits, if it cannot run them.
+    blocks: str | None = None
+    int16: str | None = None
+    batches: str | None = None  # what it does with several images in a call, if it cannot run them
+    instead: str = ""  # modes to take in place of one that it cannot run
+
+    def problem(self, *, has_blocks: bool, has_int16: bool) -> str | None:
+        """Say why it cannot run a mode, or a file, and what to take instead; None if it can."""
+        reason = self.blocks if has_blocks and self.blocks else self.int16 if has_int16 else None
+        return None if reason is None else f"{reason}. Take {self.instead}"
+
+
+# Images are float32 on all of them: no measurement speaks for pixels on one of them.
+DEVICES = {
+    "cpu": Device(
+        quantize="dynamic",
+        why="a quarter of the size, and measured here on x86 the fastest mode; phones were not measured. "
+        "quantize='int4' is half of that, for downloads",
+    ),
+    "gpu": Device(
+        quantize="float16",
+        why="LiteRT's GPU accelerator takes the whole file, run here on a GPU in software; Qualcomm names it for older "
+        "runtimes. quantize='dynamic' is the other choice",
+        blocks="LiteRT 2.3.0's GPU accelerator ends the process on int4 kernels in blocks",
+        int16="no operator of LiteRT's GPU accelerator takes int16",
+        batches="LiteRT 2.3.0's GPU accelerator computes SPACE_TO_DEPTH and PAD of more images wrong",
+        instead="quantize='float16' or 'dynamic'",
+    ),
+    "npu": Device(
+        quantize="float16",
+        why="Qualcomm measured ViT-B/16 on a Galaxy S25: 4.75 ms with all of the accuracy, and 7.36 ms with 2.8 points "
+        "less in int8. The other choice is quantize='int16x8', which was not measured as a .tflite file",
+        patches="convolution",  # MediaTek's and Intel's compilers do not take SPACE_TO_DEPTH
+        blocks="LiteRT's compilers for Qualcomm's and MediaTek's NPUs take no int4 kernels in blocks",
+        instead="quantize='float16' or 'int16x8'",
+    ),
+}
+DeviceName = Literal["cpu", "gpu", "npu"]
+
+
 # ---- options of a file
 
 
@@ -227,7 +287,10 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
 class Options:
     """The options of `export.tflite` and `keras-vit export`, and values that follow from them."""
 
-    quantize: Any = option("dynamic", "A mode (none, float16, dynamic, int8 ...) or a .toml file.")
+    quantize: Any = option(
+        None, "A mode (none, float16, dynamic, int8 ...) or a .toml file; default: the device's, or dynamic."
+    )
+    device: DeviceName | None = option(None, "Choose mode and patches for a processor: cpu, gpu or npu.")
     batch: Count | None = option(1, "Images per call; 0: any number.")  # None in Python
     image_size: Any = option(None, "Pixels: 384 or HEIGHTxWIDTH.", is_size=True)
     patch_size: Any = option(None, "Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.", is_size=True)
@@ -240,7 +303,9 @@ class Options:
         "logits", "logits or probabilities; of a DenseModel logits or classes."
     )
     attention: bool = option(False, "Also output the class token's attention.")
-    patches: Patches | None = option(None, "How patches are embedded: dense or convolution; default: the mode's.")
+    patches: Patches | None = option(
+        None, "How patches are embedded: dense or convolution; default: as mode and device need it."
+    )
     labels: Any = option(None, "A list of the zoo, or a text file with one class per line.")
     least_cosine: Cosine | None = option(
         None, "Least cosine similarity, also of differences between images; default: the mode's."
@@ -265,6 +330,30 @@ class Options:
     scales: np.ndarray | None = None
 
     @property
+    def target(self) -> Device | None:
+        """What is known of `device`."""
+        return DEVICES.get(self.device) if isinstance(self.device, str) else None
+
+    @property
+    def mode_name(self) -> Any:
+        """The mode that is given, else the device's, else "dynamic"."""
+        if self.quantize is None:
+            return "dynamic" if self.target is None else self.target.quantize
+        return self.quantize
+
+    def chosen_patches(self, mode: Mode) -> Patches:
+        """How patches are embedded: as is given, else by a convolution if the mode or the device needs one."""
+        return self.patches or (self.target.patches if self.target and mode.patches == "dense" else mode.patches)
+
+    def device_line(self, mode: Mode) -> str | None:
+        """Say which mode, input and patches were chosen for the device, and why."""
+        if self.target is None:
+            return None
+        given = "" if self.quantize is None else f" (given; by default {self.target.quantize})"
+        chosen = f"{mode.name}{given}, {self.input_dtype} images, {self.chosen_patches(mode)} patches"
+        return f"for {self.device}: {chosen}. {self.target.quantize}: {self.target.why}"
+
+    @property
     def source_sides(self) -> tuple[int, int] | None:
         """`source_size` as (height, width)."""
         return None if self.source_size is None else pair(self.source_size, "source_size")
@@ -285,7 +374,8 @@ class Options:
 
     def check(self, config: ViTConfig) -> None:
         """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
-        if problems := [*self.problems(), *self.model_problems(config, from_config(config))]:
+        problems = [*self.problems(), *self.device_problems(load_mode(self.mode_name))]
+        if problems := [*problems, *self.model_problems(config, from_config(config))]:
             raise ValueError("Options: " + "; ".join(problems))
 
     def problems(self) -> Iterator[str]:
@@ -297,6 +387,15 @@ class Options:
             _ = self.source_sides
         except ValueError as error:
             yield str(error)
+
+    def device_problems(self, mode: Mode) -> Iterator[str]:
+        """Yield one sentence for each option that the device cannot run."""
+        if self.target is None:
+            return
+        if problem := self.target.problem(has_blocks=mode.has_blocks, has_int16=mode.has_int16):
+            yield f"quantize={mode.name!r} does not run with device={self.device!r}: {problem}"
+        if self.target.batches and self.batch != 1:
+            yield f"device={self.device!r} needs batch=1: {self.target.batches}. Received: {self.batch}"
 
     def model_problems(self, config: ViTConfig, task: Task) -> Iterator[str]:
         """Yield one sentence for each option that a file of this model cannot have."""

@@ -47,6 +47,8 @@ class Report:
         mode: name of the mode that was given, or by which the file is stored; "bfloat16" for a SavedModel with such
             weights, None for other SavedModels.
         rounding: which layers' outputs the rounding of kernels changes most, in lines of text.
+        device: the processor that the file was written for, what was chosen for it, and why; for the outputs of a
+            phone, the phone and its runtime.
         accelerated: which operators the accelerator takes, if the file was run on one.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
@@ -84,6 +86,7 @@ class Report:
     mean_iou: float | None = None
     segments: int | None = None
     relative_error: float | None = None
+    device: str | None = None
     accelerated: Accelerated | None = None
     rounding: tuple[str, ...] = ()
     calibrated_on: bool = False
@@ -120,6 +123,8 @@ class Report:
             f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
             f"on {self.images} images{caveat}: {errors}{same} {self.agreement:.2%}{ties}",
         ]
+        if self.device is not None:
+            lines.append(self.device)
         if self.calibration_images is not None and not self.calibrated_on:
             lines.append(f"calibrated on {self.calibration_images} other images")
         if self.accuracy is not None and self.model_accuracy is not None:

@@ -14,7 +14,7 @@ from keras_vit._util.checks import as_path, given
 from keras_vit._util.progress import timed, track
 from keras_vit.errors import VerificationError as VerificationError
 from keras_vit.export import samples
-from keras_vit.export.accelerators import check_accelerator, run_on_gpu
+from keras_vit.export.accelerators import check_accelerator, read_inputs, read_outputs, run_on_gpu, write_inputs
 from keras_vit.export.exported import (
     BATCH,
     ExportedModel,
@@ -73,6 +73,8 @@ def verify(
     least_cosine: float | None = None,
     least_agreement: float | None = None,
     accelerator: str | None = None,
+    inputs: str | os.PathLike[str] | None = None,
+    outputs: str | os.PathLike[str] | None = None,
     threads: int = 2,
     progress: bool = False,
 ) -> Report:
@@ -93,9 +95,13 @@ def verify(
             which may be lower in a mode. None for the mode's. With fewer than 10 classes and at least 16 images of
             yours, a quantized file may have a mean cosine down to 0.9 if it agrees with the model.
         least_agreement: least share of images with the same best class or a near tie, 0 to 1. None for the mode's, or 0
-            on the built-in patterns, whose classes mean little.
+            on the built-in patterns, whose classes mean little, and for a phone's outputs.
         accelerator: "gpu" to run a .tflite file on the GPU by LiteRT's CompiledModel, and on the CPU what the GPU
-            refuses; `Report.accelerated` says which. "cpu" or None for the CPU.
+            refuses; `Report.accelerated` says which. "cpu" or None for the CPU. Of the outputs of a phone also "npu".
+        inputs: folder into which the images are written too, for examples/android/check.sh, which runs a .tflite file
+            on a phone.
+        outputs: such a folder, with the phone's outputs. These are compared with the model's for the same images, and
+            the file does not run here but for one image, which shows its outputs.
         threads: number of threads for a .tflite file.
         progress: whether to show a progress bar.
 
@@ -106,7 +112,8 @@ def verify(
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
             dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded or run, images do not fit, or there is no such accelerator.
+        ValueError: the file cannot be loaded or run, images do not fit, there is no such accelerator, or a phone's
+            outputs are incomplete.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -120,20 +127,28 @@ def verify(
     task = tasks.of_model(model)
     given_mode = mode if isinstance(mode, Mode | None) else load_mode(mode)
     if accelerator is not None:
-        check_accelerator(accelerator, path)
+        check_accelerator(accelerator, path, is_phone=outputs is not None)
+    if outputs is not None and (images is not None or inputs is not None):
+        raise ValueError("outputs= are compared on the images in its folder. Received: images or inputs= too")
     structure = read_structure(path) if path.is_file() else None
     if structure is not None:
         _raise_problems(path, find_problems(structure))
     images, found = samples.labelled_images(model, images)
     file = load_exported(path, threads)
-    file_images, model_images = samples.comparison_images(model, file, images)
+    shown = images if outputs is None else read_inputs(Path(outputs), file)
+    file_images, model_images = samples.comparison_images(model, file, shown)
+    if inputs is not None:
+        write_inputs(Path(inputs), file, file_images)
     if structure is not None:
         _raise_problems(path, find_size_problems(path, model, given_mode, file_images.shape[1:3]))
-    accelerated = None
-    if accelerator == "gpu":
+    accelerated = device = None
+    if outputs is not None:
+        example, num_operators = file.call(file_images[:1]), 0 if structure is None else structure.num_operators
+        run, accelerated, device = read_outputs(Path(outputs), accelerator or "cpu", example, num_operators)
+        received, milliseconds = run.outputs, run.milliseconds
+    elif accelerator == "gpu":
         run, accelerated = run_on_gpu(path, file_images)
-        received = run.outputs
-        milliseconds = run.milliseconds
+        received, milliseconds = run.outputs, run.milliseconds
     else:
         received, milliseconds = _run(file, file_images, progress)
     broken = [name for name, values in received.items() if not np.isfinite(values).all()]
@@ -149,6 +164,7 @@ def verify(
         milliseconds=milliseconds,
         threads=None if accelerated else file.threads,
         mode=stored if given_mode is None else given_mode.name,
+        device=device,
         accelerated=accelerated,
         model_accuracy=model_accuracy,
         accuracy=accuracy,
@@ -181,7 +197,8 @@ def _default_mode(model: keras.Model, stored: str, accelerator: str | None) -> M
     computes_in = {layer.compute_dtype for layer in model._flatten_layers()}
     if stored == "bfloat16" or (stored in ("none", "float16") and computes_in & LOW_PRECISION):
         return BFLOAT16
-    return load_mode("float16" if stored == "none" and accelerator == "gpu" else stored)  # GPUs may round to float16
+    may_round = accelerator in ("gpu", "npu")  # to float16
+    return load_mode("float16" if stored == "none" and may_round else stored)
 
 
 def _raise_problems(path: Path, problems: list[str]) -> None:
