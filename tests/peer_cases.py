@@ -67,6 +67,8 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "relative biases of MLPs, class token": (CLS, {"rel_pos_dim": 16, "qkv_bias": True}),
     "relative biases of tables": (CLS, {"rel_pos_type": "bias", "global_pool": "avg"}),
     "relative biases of one table": (RELPOS, {"rel_pos_type": "bias", "shared_rel_pos": True}),
+    "learned rotary positions": ("vit_small_patch16_rope_mixed_224", {"img_size": (16, 48)}),
+    "learned rotary positions and others": ("vit_small_patch16_rope_mixed_ape_224", {}),
     "grey hybrid": ("vit_tiny_r_s16_p8_224", {**HYBRID, "patch_size": 2, "in_chans": 1}),
 }
 
@@ -74,7 +76,7 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
 NOT_READ = (
     "vit_base_patch16_rpn_224",
     "vit_pe_core_gigantic_patch14_448",
-    "vit_small_patch16_rope_mixed_224",
+    "aimv2_large_patch14_224",
 )
 NOT_READ_KINDS = ("vit_pe_core_gigantic_", "eva_giant_", "eva02_enormous_")
 

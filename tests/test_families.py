@@ -21,7 +21,7 @@ from keras_vit import Preprocessing, converters, visualize
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.export.server import model_function
-from keras_vit.model.layers.position_variants import Rotary
+from keras_vit.model.layers.position_variants import Rotary, RotaryFrequencies
 from keras_vit.model.preprocess import is_height_first, prepare, size_before_crop
 from keras_vit.train.planner import plan
 from model_weights import assert_same_bits
@@ -456,7 +456,32 @@ def test_rotary_positions_turn_each_pair_by_its_coordinate(grid: int | None, off
     np.testing.assert_allclose(found[:, ::2] + 1j * found[:, 1::2], want, atol=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "format"), [("Perception Encoder", "timm"), ("RoPE-ViT", "timm_rope")])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_learned_rotary_positions_turn_each_pair_by_both_coordinates(interleaved: bool) -> None:
+    # arXiv 2403.13298, equation 14, as complex numbers. timm's own file is in test_timm_variants.
+    rotary = Rotary((2, 3), 1, 10.0, trained_grid=0, interleaved=interleaved, axes="xy", block=1)
+    layer = RotaryFrequencies(dataclasses.asdict(rotary), num_layers=2, num_heads=2, head_size=8, dtype="float64")
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1, 2, 7, 8))
+    tables = layer(x)  # builds it
+    first = np.asarray(layer.frequencies)
+    np.testing.assert_allclose(np.hypot(*first), np.broadcast_to([1, 10**-0.5, 1, 10**-0.5], (2, 2, 4)), rtol=1e-6)
+    layer.frequencies.assign(random.normal(size=first.shape))
+    frequencies, tables = np.asarray(layer.frequencies)[:, 1], layer(x)
+    pairs = (slice(None, None, 2), slice(1, None, 2)) if interleaved else (slice(4), slice(4, None))
+    want = x[0, ..., pairs[0]] + 1j * x[0, ..., pairs[1]]
+    for row in range(2):
+        for column in range(3):
+            want[:, 1 + 3 * row + column] *= np.exp(1j * (column * frequencies[0] + row * frequencies[1]))
+    for tokens in (7, 3):  # of the last block, the first ones
+        found = np.asarray(rotary.turn(keras.ops.convert_to_tensor(x[:, :, :tokens]), tables))[0]
+        np.testing.assert_allclose(found[..., pairs[0]] + 1j * found[..., pairs[1]], want[:, :tokens], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "format"),
+    [("Perception Encoder", "timm"), ("RoPE-ViT", "timm_rope"), ("learned rotary positions", "timm_rope")],
+)
 def test_rotary_positions_of_timm_come_back_and_are_asked_for(kind: str, format: str, tmp_path: Path) -> None:
     model = built(**FAMILIES[kind], image_size=(24, 40))
     path = converters.save(model, tmp_path / "file", format=format)
@@ -464,7 +489,8 @@ def test_rotary_positions_of_timm_come_back_and_are_asked_for(kind: str, format:
     tensors = load_file(path)
     (bare := tmp_path / "bare").mkdir()
     save_file(tensors, bare / "model.safetensors")
-    told = {"num_heads": 4, "image_size": (24, 40), "position_prefix": True, "activation": "gelu_erf"}
+    told = {"num_heads": 4, "image_size": (24, 40), "activation": "gelu_erf"}
+    told["position_prefix"] = model.config.position_prefix
     with pytest.raises(CheckpointError, match="rotary_theta"):
         converters.load(bare, config=told)
     shutil.copy(path.parent / "config.json", bare)  # without the note that keras_vit adds
@@ -479,6 +505,9 @@ def test_what_timm_has_no_argument_for_is_not_written(tmp_path: Path) -> None:
         ("Perception Encoder", "timm_rope", {}, "are recognised by"),
         ("Perception Encoder", "big_vision", {"pre_norm": False, "patch_bias": True}, "rotary_theta"),
         ("RoPE-ViT", "timm_rope", {"gated_mlp": True, "activation": "silu"}, "gated_mlp=True"),
+        ("learned rotary positions", "timm_rope", {"rotary_offset": 1.0}, "rotary_offset=1.0"),
+        ("learned rotary positions", "timm_rope", {"rotary_grid": 3}, "rotary_grid=3"),
+        ("RoPE-ViT", "timm", {"layer_scale": None, "rotary_learned": True}, "rotary_learned"),
         ("RoPE-ViT", "huggingface_dinov3", {"num_classes": 0}, "rotary_axes='xy'"),
     ):
         with pytest.raises(CheckpointError, match=said):

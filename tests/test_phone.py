@@ -84,6 +84,7 @@ def test_outputs_of_a_phone_are_compared_with_the_models(
     assert "Google Pixel 9; Google Tensor G4, Android 16; LiteRT of litert-2.3.0" in text and "12.34 ms" in text
 
 
+@pytest.mark.full
 def test_pixels_and_attention_are_compared_too(written: tuple[VisionTransformer, Path, Path], tmp_path: Path) -> None:
     model, path = written[0], tmp_path / "pixels.tflite"
     export.tflite(model, path, input_dtype="uint8", source_size=(20, 24), attention=True)

@@ -66,6 +66,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"rotary_theta": 100.0, "rotary_grid": 0, "rotary_interleaved": True, "rotary_axes": "xy"},
         **{"position": "none", "layer_scale": 0.1, "activation": "gelu_erf"},
     },
+    "learned rotary positions": {
+        **{"rotary_theta": 10.0, "rotary_learned": True, "rotary_grid": 0, "rotary_interleaved": True},
+        **{"rotary_axes": "xy", "layer_scale": 0.1, "activation": "gelu_erf", "position_prefix": False},
+    },
     "relative biases": {
         **{"position": "none", "relative_bias": "blocks", "key_bias": False, "layer_scale": 0.1},
         **{"classifier": "gap", "class_token": True, "final_norm": "pooled"},

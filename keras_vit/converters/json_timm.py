@@ -77,6 +77,7 @@ _EVA_ARGS: Keys = {
     "use_pre_transformer_norm": "pre_norm",
     "attn_pool_num_heads": "pool_heads",
 }
+_ROPE_ARGS: Keys = {**_EVA_ARGS, "rope_type": ("rotary_learned", {"cat": False, "mixed": True})}
 _RELPOS_ARGS: Keys = {
     **{key: rule for key, rule in _BOTH_ARGS.items() if key != "no_embed_class"},
     "fc_norm": ("final_norm", _FINAL_NORMS),
@@ -114,7 +115,7 @@ def _names() -> dict[str, Any]:
 def read(values: Json) -> Fields:
     """Read the config.json of a model of timm: what its entry point implies, then what its arguments say."""
     arguments, prepared = part(values, "model_args"), part(values, "pretrained_cfg")
-    keys = {**_VIT_ARGS, **_EVA_ARGS}
+    keys = {**_VIT_ARGS, **_ROPE_ARGS}
     check_keys(arguments, _OTHER_ARGS, "model_args", keys)
     preparation: Keys = {
         "mean": ("mean", channel_values),
@@ -137,6 +138,8 @@ def read(values: Json) -> Fields:
         **({"preprocessing": preprocessing} if preprocessing else {}),
         **_absent_norm(arguments),
     }
+    if fields.get("rotary_learned"):  # numbers of patches, whatever the other arguments say
+        fields |= {"rotary_grid": 0, "rotary_offset": 0.0}
     if "rotary_theta" in implied and fields.get("classifier") == "map":  # Eva's attention pools all tokens
         return {"pool_prefix": True, **fields}
     return fields
@@ -244,7 +247,7 @@ def write_rope(config: ViTConfig) -> Fields:
         arguments["attn_pool_num_heads"] = config.pool_heads or config.num_heads
     if config.final_norm != "none":
         arguments["use_post_transformer_norm"] = config.final_norm == "tokens"
-    return _write_timm(config, _EVA_ARGS, name, "patch_embed.proj", **arguments)
+    return _write_timm(config, _ROPE_ARGS, name, "patch_embed.proj", **arguments)
 
 
 def write_beit(config: ViTConfig) -> Fields:

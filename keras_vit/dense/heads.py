@@ -138,10 +138,11 @@ class MapHead:
     def _queries(self, backbone: VisionTransformer) -> dict[str, Any]:
         """Let learned tokens pass the last blocks with the others; each becomes a class, and a mask by a product."""
         c, config = self.config, backbone.config
-        if (config.position_place, config.relative_bias) != ("stem", "none"):
+        if (config.position_place, config.relative_bias, config.rotary_learned) != ("stem", "none", False):
             raise ValueError(
-                "kind='queries' needs position_place='stem' and relative_bias='none' of the backbone: its queries have "
-                f"no place among the patches. Received: {config.position_place!r} and {config.relative_bias!r}"
+                "kind='queries' needs position_place='stem', relative_bias='none' and rotary_learned=False of the "
+                "backbone: its queries have no place among the patches. Received: "
+                f"{config.position_place!r}, {config.relative_bias!r} and {config.rotary_learned}"
             )
         (name,) = map_names(config, c.blocks)
         tokens = PrefixTokens(class_token=False, num_registers=c.num_queries, name="queries", **self.options)

@@ -299,6 +299,8 @@ class PositionConfig(Group):
             of a head with channel i + size / 2 (DINOv3).
         rotary_offset: number of the first patch of a row or column (1 in Perception Encoders).
         rotary_axes: "yx" turns the first half of a head's pairs by the row; "xy" by the column (RoPE-ViT).
+        rotary_learned: whether the angles by which a patch's coordinates turn a pair are weights, other ones in every
+            head and block, which begin with rotary_theta (RoPE-Mixed).
         relative_bias: numbers that are added to the attention's scores, one for each head and offset of two patches in
             two dimensions, beside `position`: "blocks" (different ones in every block, BEiT), "shared" or "none".
         relative_bias_mlp_dim: width of an MLP that computes these numbers from the offsets (timm's relpos models); None
@@ -314,6 +316,7 @@ class PositionConfig(Group):
     rotary_interleaved: bool = uncounted(False)
     rotary_offset: Float32 = uncounted(0.0)
     rotary_axes: Literal["yx", "xy"] = uncounted("yx")
+    rotary_learned: bool = False
     relative_bias: Literal["none", "blocks", "shared"] = "none"
     relative_bias_mlp_dim: Count | None = None
 
@@ -326,6 +329,10 @@ class PositionConfig(Group):
                 "position='relative' acts in the attention of every block: position_place is 'blocks' (one each) or "
                 "'shared'. Received: 'stem'"
             )
+        if self.rotary_learned:
+            yield from self._unmet("rotary_learned=True", relative_bias="none")
+            if self.rotary_theta is None:
+                yield "rotary_learned=True needs rotary_theta, a base of the first frequencies. Received: None"
         if self.relative_bias == "none":
             yield from self._unmet("relative_bias='none'", relative_bias_mlp_dim=None)
         if self.position in ("sincos2d", "none"):

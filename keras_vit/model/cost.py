@@ -21,7 +21,7 @@ from keras_vit.model import layers as vit
 from keras_vit.model.config import ResNetConfig, ViTConfig
 from keras_vit.model.layers.attention import MergeHeads, SplitHeads
 from keras_vit.model.layers.block import Dense
-from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition
+from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition, RotaryFrequencies
 from keras_vit.model.vision_transformer import VisionTransformer
 
 _UNINITIALIZED = "uninitialized_variables"  # Keras' list of variables that wait for a value
@@ -59,11 +59,11 @@ PEAK = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "relu": 1, "t
 # The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
     image_size patch_size num_channels patch_bias resnet class_token distilled num_registers pre_norm position
-    position_place position_prefix rotary_theta relative_bias relative_bias_mlp_dim hidden_size num_layers
-    stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation layer_scale
-    dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads pool_prefix
-    representation_size representation_activation final_norm normalize_features projection_head preprocessing
-    width_factor version stage_widths stage_channels groups
+    position_place position_prefix rotary_theta rotary_learned relative_bias relative_bias_mlp_dim hidden_size
+    num_layers stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation
+    layer_scale dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads
+    pool_prefix representation_size representation_activation final_norm normalize_features projection_head
+    preprocessing width_factor version stage_widths stage_channels groups
 """
 
 
@@ -193,8 +193,9 @@ def count_model(model: keras.Model) -> Numbers:
 
 
 def num_bias_constants(layer: keras.layers.Layer) -> int:
-    """Count the numbers that a LiteRT file has for a layer's relative biases, beside its weights."""
-    return prod(layer.output.shape) - layer.count_params() if isinstance(layer, RelativeBias) else 0
+    """Count the numbers that a LiteRT file has for relative biases or learned rotary positions, beside the weights."""
+    tables = 2 if isinstance(layer, RotaryFrequencies) else 1 if isinstance(layer, RelativeBias) else 0
+    return tables and tables * prod(layer.output.shape) - layer.count_params()
 
 
 def layer_costs(model: keras.Model, *, only_final_tokens: bool = False) -> Iterator[tuple[keras.layers.Layer, Cost]]:
@@ -283,6 +284,7 @@ def _title(layer: Any) -> str | None:
         vit.PositionEmbedding: lambda: f"positions, {layer.kind}",
         RelativePosition: lambda: "positions, relative",
         RelativeBias: lambda: "biases of attention",
+        RotaryFrequencies: lambda: "positions, rotary",
         vit.AttentionPooling: lambda: "attention pooling",
         vit.TokenPooling: lambda: None if layer.token is not None else "pooled patches",
         vit.L2Normalization: lambda: "feature of length 1",
@@ -340,6 +342,8 @@ def _attention(
     query_weights = prod(layer.query.kernel.shape) + prod(layer.out.kernel.shape)
     attended_weights = prod(layer.key.kernel.shape) + prod(layer.value.kernel.shape)
     # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
+    learns_rotary = layer.rotary is not None and layer.rotary.block is not None
+    relative = None if learns_rotary else relative
     scores_offsets = relative is not None and len(relative) == 3  # and is no bias, (1, heads, tokens, tokens)
     products = (4 if scores_offsets else 2) * scores * layer.query.kernel.shape[-1]
     cost = Cost(
@@ -359,6 +363,11 @@ def _relative_bias(layer: RelativeBias, shape: Shape) -> Cost:
     rows = (2 * layer.grid[0] - 1) * (2 * layer.grid[1] - 1)
     values = prod(layer.compute_output_shape((None, *shape)))
     return Cost(multiply_adds=rows * (layer.mlp_dim or 0) * (2 + layer.num_heads), peak=values, widest=values)
+
+
+def _rotary(layer: RotaryFrequencies, shape: Shape) -> Cost:
+    values = prod(layer.compute_output_shape((None, *shape)))
+    return Cost(kept_float32=values // 2, peak=values, widest=values)  # the angles, of whose functions each is half
 
 
 def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
@@ -448,6 +457,7 @@ COSTS: dict[type, Callable[..., Cost]] = {
     vit.ResNetRoot: _resnet_root,
     vit.ResNetUnit: _resnet_unit,
     RelativeBias: _relative_bias,
+    RotaryFrequencies: _rotary,
     keras.layers.Dense: _dense,
 }
 # Layers without products, whose gradients keep nothing large.

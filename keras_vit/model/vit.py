@@ -8,10 +8,10 @@ import keras
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.base import activation_function, dense_layer, initializer
-from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition
+from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition, RotaryFrequencies
 
 
-def rotary_arguments(c: ViTConfig, *, queries: int = 0) -> dict[str, Any] | None:
+def rotary_arguments(c: ViTConfig, block: int | None = None, *, queries: int = 0) -> dict[str, Any] | None:
     """Arguments of the `Rotary` of a block, None without one; `queries` are tokens in front of all others."""
     if c.rotary_theta is None:
         return None
@@ -23,6 +23,7 @@ def rotary_arguments(c: ViTConfig, *, queries: int = 0) -> dict[str, Any] | None
         "interleaved": c.rotary_interleaved,
         "offset": c.rotary_offset,
         "axes": c.rotary_axes,
+        "block": block if c.rotary_learned else None,
     }
 
 
@@ -128,6 +129,17 @@ class Network:
             dtype=self.policy,
         )
 
+    def _rotary_frequencies(self) -> RotaryFrequencies:
+        c = self.config
+        return RotaryFrequencies(
+            rotary_arguments(c) or {},
+            num_layers=c.num_layers,
+            num_heads=c.num_heads,
+            head_size=c.hidden_size // c.num_heads,
+            name="rotary",
+            dtype=self.output_dtype,  # under every policy: angles of several turns need its digits
+        )
+
     # ---- the encoder
 
     def _block(self, x: Any, i: int) -> Any:
@@ -135,7 +147,7 @@ class Network:
         is_last = i == c.num_layers - 1
         block = vit.EncoderBlock(
             c.block,
-            rotary=rotary_arguments(c),
+            rotary=rotary_arguments(c, i),
             stochastic_depth=c.stochastic_depth * i / max(1, c.num_layers - 1),
             final_tokens=c.num_final_tokens if is_last and c.classifier == "token" else None,
             name=f"block_{i}",
@@ -145,14 +157,16 @@ class Network:
         return self._record(block.name, block(*self.block_inputs[block.name]))
 
     def _block_input(self, x: Any, i: int) -> tuple[Any, ...]:
-        """Inputs of block i: the tokens, with positions added, or with relative positions or biases."""
+        """Inputs of block i: the tokens, with positions added, or with relative or learned rotary ones, or biases."""
         c = self.config
         inputs: tuple[Any, ...] = (x,)
         if c.position_place != "stem":
             positions = self._position_layer("position" if c.position_place == "shared" else f"position_{i}")(x)
             inputs = (x, positions) if c.position == "relative" else (positions,)
-        if c.relative_bias == "shared" and i:
+        if i and (c.relative_bias == "shared" or c.rotary_learned):
             return (*inputs, self.block_inputs["block_0"][-1])
+        if c.rotary_learned:
+            inputs += (self._rotary_frequencies()(x),)
         if c.relative_bias != "none":
             name = "relative_bias" if c.relative_bias == "shared" else f"relative_bias_{i}"
             inputs += (self._new_bias_layer(name)(x),)

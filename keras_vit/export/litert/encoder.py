@@ -14,7 +14,7 @@ from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter,
 from keras_vit.model import layers as vit
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.attention import MASKED, MergeHeads, SplitHeads
-from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition, Rotary
+from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition, Rotary, RotaryFrequencies
 from keras_vit.model.layers.tokens import TokenEmbedding
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -193,9 +193,12 @@ def _center_and_scale(file: FileWriter, x: Tensor, name: str) -> Tensor:
 
 honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
 honours(RelativeBias, "grid", "num_heads", "prefix_tokens", "mlp_dim", "method")
-STREAM_READERS.update((RelativePosition, RelativeBias))  # of the tokens they read shape and type alone
+STREAM_READERS.update(
+    (RelativePosition, RelativeBias, RotaryFrequencies)
+)  # of the tokens they read shape and type alone
 honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
-honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "axes")
+honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "axes", "block")
+honours(RotaryFrequencies, "rotary", "num_layers", "num_heads", "head_size")
 honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
 honours(MergeHeads, "width")
 
@@ -205,8 +208,8 @@ def attention(
 ) -> PendingTensor:
     """Write attention of the first `queries` tokens without its output projection, (batch, queries, hidden_size).
 
-    `relative` is a RelativePosition or a RelativeBias. The attention weights, (batch, heads, queries, tokens) or
-    (batch, heads * queries, tokens), become `file.attention`.
+    `relative` is a RelativePosition, a RelativeBias or a RotaryFrequencies. The attention weights, (batch, heads,
+    queries, tokens) or (batch, heads * queries, tokens), become `file.attention`.
 
     Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query,
     unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
@@ -226,14 +229,16 @@ def attention(
     key = split_heads(ops, ops.dense(x.tensor, *keys, f"{name}/key"), heads, f"{name}/key")
     value = split_heads(ops, ops.dense(x.tensor, *values, f"{name}/value"), heads, f"{name}/value")
     if layer.rotary is not None:
-        query = _apply_rotary(file, query, layer.rotary, f"{name}/query")
-        key = _apply_rotary(file, key, layer.rotary, f"{name}/key")
+        query, key = (
+            _apply_rotary(file, x, layer.rotary, f"{name}/{role}", relative)
+            for x, role in ((query, "query"), (key, "key"))
+        )
     scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
     if isinstance(relative, RelativeBias):
         biases = folding.relative_bias(relative, queries)
         added = file.shared_constant(biases, f"{relative.name}/bias_{queries}", is_table=True)
         scores = ops.add(scores, added, f"{name}/all_scores")
-    elif relative is not None:
+    elif isinstance(relative, RelativePosition):
         scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
     if layer.causal:
         mask = np.triu(np.full([static_dim(x.tensor.shape[1])] * 2, MASKED), 1)[None, None]
@@ -294,21 +299,22 @@ def _few_query_attention(
     return ops.sum(mixed, [1], f"{name}/joined", keepdims=False), weights
 
 
-def _apply_rotary(file: FileWriter, x: Tensor, rotary: Any, name: str) -> Tensor:
-    """Rotate queries or keys, (batch, heads, tokens, size), by their rotary positions.
+def _apply_rotary(file: FileWriter, x: Tensor, rotary: Any, name: str, learned: Any) -> Tensor:
+    """Rotate queries or keys, (batch, heads, tokens, size), by their rotary positions, which may be learned.
 
     x * cosines + quarter_turn(x) * sines; the signs of the quarter turn are those of the sines.
     """
     ops = file.ops
     tokens, size = static_dim(x.shape[2]), static_dim(x.shape[3])
     half = size // 2
-    cosines, sines = folding.rotary_tables(rotary, tokens, size)
+    cosines, sines = folding.rotary_tables(rotary, tokens, size, learned)
     if not sines.any():  # tokens in front of the patches
         return x
     halves = [ops.slice(x, 3, start, start + half, f"{name}/half_{start}") for start in (half, 0)]
     quarter = ops.concatenate(halves, 3, f"{name}/quarter")
-    cosine_table = file.shared_constant(cosines[None, None], f"rotary_{tokens}/cosines")
-    sine_table = file.shared_constant(sines[None, None], f"rotary_{tokens}/sines")
+    table = "rotary" if rotary.block is None else name.rpartition("/")[0] + "/rotary"
+    cosine_table = file.shared_constant(cosines[None], f"{table}_{tokens}/cosines")
+    sine_table = file.shared_constant(sines[None], f"{table}_{tokens}/sines")
     along = ops.multiply(x, cosine_table, f"{name}/along")
     across = ops.multiply(quarter, sine_table, f"{name}/across")
     return ops.add(along, across, f"{name}/turned")

@@ -11,7 +11,13 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from keras_vit.model.layers.position_variants import bias_numbers, cosines_and_sines, log_offsets
+from keras_vit.model.layers.position_variants import (
+    bias_numbers,
+    cosines_and_sines,
+    log_offsets,
+    rotary_angles,
+    rotary_coordinates,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -111,11 +117,19 @@ def _deinterleave_heads(weights: DenseWeights, attention: Any) -> DenseWeights:
     return DenseWeights(weights.kernel[order], weights.bias[order])
 
 
-def rotary_tables(rotary: Any, queries: int, size: int) -> tuple[Array, Array]:
-    """Cosines, and sines with the signs of a quarter turn, for the first queries: (queries, size)."""
-    plain = dataclasses.replace(rotary, interleaved=False)
-    cosines, sines = (table[:queries].copy() for table in cosines_and_sines(plain, size, "float64"))
-    sines[:, : size // 2] *= -1
+def rotary_tables(rotary: Any, queries: int, size: int, learned: Any = None) -> tuple[Array, Array]:
+    """Cosines, and sines with the signs of a quarter turn, for the first queries: (heads or 1, queries, size).
+
+    `learned` is the model's RotaryFrequencies, if the block has its angles from one.
+    """
+    if rotary.block is None:
+        plain = dataclasses.replace(rotary, interleaved=False)
+        cosines, sines = (table[None, :queries].copy() for table in cosines_and_sines(plain, size, "float64"))
+    else:
+        angles = rotary_angles(rotary_coordinates(rotary)[:queries], float64(learned.frequencies))[rotary.block]
+        angles = np.tile(angles, 2)
+        cosines, sines = np.cos(angles), np.sin(angles)
+    sines[..., : size // 2] *= -1
     return cosines, sines
 
 

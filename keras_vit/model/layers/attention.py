@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.base import BaseLayer, Dropout, glorot_uniform_matrix, refuse_quantize
-from keras_vit.model.layers.position_variants import Rotary, relative_scores
+from keras_vit.model.layers.position_variants import as_rotary, relative_scores
 
 # Added to the scores of tokens that must not be attended to. The exponential of so small a score is exactly 0, and
 # float16, which has no numbers beyond 65,504, can hold it.
@@ -69,9 +69,9 @@ class MultiHeadAttention(BaseLayer):
     `Rotary` as a dict. `causal`: a token attends only to itself and to tokens in front of it, as in CLIP's text tower;
     it needs queries and attended tokens of the same length, and excludes relative positions.
 
-    Inputs: queries (batch, tokens, hidden_size), other tokens to attend to, the result of a `RelativePosition` or a
-    `RelativeBias`; the last two may be None. Kernels: query, key, value (hidden_size, heads, head size), out (heads,
-    head size, hidden_size).
+    Inputs: queries (batch, tokens, hidden_size), other tokens to attend to, the result of a `RelativePosition`, a
+    `RelativeBias` or a `RotaryFrequencies`; the last two may be None. Kernels: query, key, value (hidden_size, heads,
+    head size), out (heads, head size, hidden_size).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class MultiHeadAttention(BaseLayer):
         self.causal = causal
         self.use_bias = use_bias
         self.key_bias = key_bias
-        self.rotary = None if rotary is None else Rotary(**{**rotary, "grid": tuple(rotary["grid"])})
+        self.rotary = None if rotary is None else as_rotary(rotary)
         self.dropout_rate = dropout_rate
         self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
@@ -125,7 +125,8 @@ class MultiHeadAttention(BaseLayer):
         """Compute queries and keys of every head, and the bias that is added to their products, or None."""
         query, key = self.query(queries), self.key(attended)
         if self.rotary is not None:
-            query, key = self.rotary.turn(query), self.rotary.turn(key)
+            learned, relative = (None, relative) if self.rotary.block is None else (relative, None)
+            query, key = self.rotary.turn(query, learned), self.rotary.turn(key, learned)
         if self.causal:
             tokens = ops.shape(attended)[1]
             return query, key, ops.triu(ops.full((tokens, tokens), MASKED, query.dtype), 1)

@@ -102,9 +102,9 @@ class EncoderBlock(BaseLayer):
 
     An MLP over the tokens replaces attention if `config.tokens_mlp_dim` is given (MLP-Mixer, arXiv 2105.01601).
     `stochastic_depth` is the probability of dropping a branch, `rotary` the arguments of a `Rotary`, `causal` whether a
-    token attends only to itself and to those in front of it. For relative
-    attention the result of a `RelativePosition` or a `RelativeBias` is a second input. `final_tokens` is the number of
-    tokens, from the first, that the model's head reads of this block; None means all.
+    token attends only to itself and to those in front of it. The result of a `RelativePosition`, a `RelativeBias` or a
+    `RotaryFrequencies` is a second input. `final_tokens` is the number of tokens, from the first, that the model's head
+    reads of this block; None means all.
     """
 
     def __init__(

@@ -191,7 +191,8 @@ class Rotary:
     first half by the column with `axes` "xy".
 
     Pair k of an axis turns by coordinate * theta ** (-4 k / head size). Tokens in front of the patches are not turned.
-    The arguments are the grid of patches, the number of tokens in front, and the `rotary_` fields of `ViTConfig`.
+    The arguments are the grid of patches, the number of tokens in front, and the `rotary_` fields of `ViTConfig`;
+    `block` is the number of the block where a `RotaryFrequencies` has learned the angles, None without one.
     """
 
     grid: tuple[int, int]
@@ -201,13 +202,22 @@ class Rotary:
     interleaved: bool = False
     offset: float = 0.0
     axes: str = "yx"
+    block: int | None = None
 
-    def turn(self, x: Any) -> Any:
-        """Turn queries or keys (batch, heads, tokens, head size): the first tokens of a sequence, or all."""
-        cosines, sines = (
-            ops.cast(table[: x.shape[2]], x.dtype)
-            for table in cosines_and_sines(self, x.shape[-1], "float64" if x.dtype == "float64" else "float32")
-        )
+    def turn(self, x: Any, learned: Any = None) -> Any:
+        """Turn queries or keys (batch, heads, tokens, head size): the first tokens of a sequence, or all.
+
+        `learned` is the result of a `RotaryFrequencies`, if there is one.
+        """
+        if self.block is None:
+            tables = cosines_and_sines(self, x.shape[-1], "float64" if x.dtype == "float64" else "float32")
+            cosines, sines = (ops.cast(table[: x.shape[2]], x.dtype) for table in tables)
+        else:
+            halves = ops.split(learned[self.block][:, : x.shape[2]], 2, axis=-1)
+            cosines, sines = (
+                ops.repeat(half, 2, axis=-1) if self.interleaved else ops.concatenate([half, half], axis=-1)
+                for half in halves
+            )
         return x * cosines + self._quarter_turn(x) * sines
 
     def _quarter_turn(self, x: Any) -> Any:
@@ -223,6 +233,19 @@ class Rotary:
 @functools.lru_cache(maxsize=8)
 def cosines_and_sines(rotary: Rotary, size: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """Cosines and sines (tokens, head size), which the blocks share."""
+    coordinates = rotary_coordinates(rotary)
+    angles = (coordinates[:, :, None] * rotary_frequencies(rotary.theta, size)).reshape(len(coordinates), size // 2)
+    angles = np.repeat(angles, 2, axis=1) if rotary.interleaved else np.tile(angles, 2)
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+def rotary_frequencies(theta: float, size: int) -> np.ndarray:
+    """Frequencies of an axis, float64 (head size / 4,)."""
+    return theta ** -(np.arange(size // 4) / (size // 4))
+
+
+def rotary_coordinates(rotary: Rotary) -> np.ndarray:
+    """Coordinates of tokens in the order of `axes`, float64 (tokens, 2); zeros for those in front of the patches."""
     lines = []
     for side in rotary.grid:
         number = np.arange(side) + rotary.offset
@@ -230,10 +253,59 @@ def cosines_and_sines(rotary: Rotary, size: int, dtype: str) -> tuple[np.ndarray
             lines.append(2 * np.pi * ((2 * number + 1) / side - 1))
         else:
             lines.append(number * (rotary.trained_grid or side) / side)
-    frequencies = rotary.theta ** -(np.arange(size // 4) / (size // 4))
-    coordinates = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, 2, 1)
+    coordinates = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, 2)
     coordinates = coordinates[:, ::-1] if rotary.axes == "xy" else coordinates
-    angles = (coordinates * frequencies).reshape(len(coordinates), size // 2)
-    angles = np.repeat(angles, 2, axis=1) if rotary.interleaved else np.tile(angles, 2)
-    angles = np.pad(angles, ((rotary.prefix_tokens, 0), (0, 0)))
-    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+    return np.pad(coordinates, ((rotary.prefix_tokens, 0), (0, 0)))
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class RotaryFrequencies(BaseLayer):
+    """Make the tables of learned rotary positions, (num_layers, num_heads, tokens, head size): cosines, then sines.
+
+    Every pair of channels of every head and block turns by its own angle for each of the two coordinates of a patch;
+    `frequencies` (2, num_layers, num_heads, head size / 2) are these angles. `rotary` are the arguments of a `Rotary`.
+    Source: RoPE-Mixed (arXiv 2403.13298), `RotaryEmbeddingMixed` in timm/layers/pos_embed_sincos.py.
+    """
+
+    def __init__(
+        self, rotary: dict[str, Any], *, num_layers: int, num_heads: int, head_size: int, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.rotary = rotary
+        self.num_layers = num_layers
+        self.num_heads = num_heads
+        self.head_size = head_size
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        shape = (2, self.num_layers, self.num_heads, self.head_size // 2)
+        self.frequencies = self.add_weight(shape=shape, initializer=self._initial, name="frequencies")
+
+    def _initial(self, shape: Any, dtype: Any) -> Any:
+        """Two axes at right angles, of the usual frequencies, turned by a random angle for each head and block."""
+        first = 2 * np.pi * keras.random.uniform((self.num_layers, self.num_heads, 1))
+        angles = ops.concatenate(
+            [ops.repeat(first + turn, self.head_size // 4, axis=-1) for turn in (0, np.pi / 2)], -1
+        )
+        frequencies = np.tile(rotary_frequencies(self.rotary["theta"], self.head_size), 2)
+        return ops.cast(ops.stack([ops.cos(angles), ops.sin(angles)]) * ops.cast(frequencies, angles.dtype), dtype)
+
+    def call(self, x: Any) -> Any:
+        coordinates = ops.cast(rotary_coordinates(as_rotary(self.rotary)), x.dtype)
+        angles = rotary_angles(coordinates, ops.cast(self.frequencies, x.dtype))
+        return ops.concatenate([ops.cos(angles), ops.sin(angles)], axis=-1)
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        rotary = as_rotary(self.rotary)
+        tokens = rotary.prefix_tokens + rotary.grid[0] * rotary.grid[1]
+        return (self.num_layers, self.num_heads, tokens, self.head_size)
+
+
+def rotary_angles(coordinates: Any, frequencies: Any) -> Any:
+    """Angles (num_layers, num_heads, tokens, head size / 2) of the arrays or tensors of a RotaryFrequencies."""
+    first, second = (coordinates[:, axis, None] * frequencies[axis][:, :, None] for axis in (0, 1))
+    return first + second
+
+
+def as_rotary(arguments: dict[str, Any]) -> Rotary:
+    """Make a Rotary of its arguments, which a saved file has as lists."""
+    return Rotary(**{**arguments, "grid": tuple(arguments["grid"])})
