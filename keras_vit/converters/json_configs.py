@@ -307,7 +307,7 @@ def write_clip(config: ViTConfig) -> Fields:
 
 def read_siglip(values: Json) -> Fields:
     """Read the config.json of SiglipVisionModel, SiglipForImageClassification and SiglipModel."""
-    naflex = "a NaFlex model takes flat patches and images of any shape; those of a fixed resolution are read"
+    naflex: Fields = {"num_heads": 12, "position_method": "bilinear-antialias"}  # of any grid, also of a fixed one
     return {**_read_vision(values, siglip2_vision_model=naflex), **read_keys(values, {"id2label": ("labels", _labels)})}
 
 
@@ -492,6 +492,7 @@ JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "timm_beit": JsonConfig(timm.read, timm.write_beit),
     "timm_bit": JsonConfig(timm.read, timm.write_bit),
     "timm_eva": JsonConfig(timm.read, timm.write_eva),
+    "timm_naflex": JsonConfig(timm.read_naflex, None),
     "timm_rope": JsonConfig(timm.read, timm.write_rope),
     "timm_mixer": JsonConfig(timm.read, timm.write_mixer),
     "timm_relpos": JsonConfig(timm.read, timm.write_relpos),

@@ -145,6 +145,11 @@ def read(values: Json) -> Fields:
     return fields
 
 
+def read_naflex(values: Json) -> Fields:
+    """Read the config.json of timm's NaFlexVit, whose positions have a grid of their own, whatever the image's size."""
+    return {name: value for name, value in read(values).items() if name != "image_size"}
+
+
 def _absent_norm(arguments: Json) -> Fields:
     """Read that a model has no final norm: from an argument of VisionTransformer, or two of Eva."""
     before, after = arguments.get("use_post_transformer_norm"), arguments.get("use_fc_norm")

@@ -24,8 +24,7 @@ from keras_vit.converters.json_configs import JSON_CONFIGS
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import Preprocessing, ResNetConfig, TextConfig, ViTConfig, check_fields
 
-# No model has more blocks; a header can claim a stack of any number of empty ones.
-MAX_LAYERS = 256
+MAX_LAYERS = 256  # no model has more blocks; a header can claim a stack of any number of empty ones
 
 POSITION = "position/embedding"
 PATCHES = "embedding/kernel"
@@ -171,6 +170,7 @@ class Row:
     is_depthwise: bool = False  # whether the tensor is a kernel that filters each channel by itself
     # Whether the position embedding begins with a row for the class token alone, which is added to that token.
     folds_class_row: bool = False
+    is_flat: bool = False  # whether it may be a matrix of flat patches (rows, columns, 3), or positions on two axes
 
     @property
     def is_kernel(self) -> bool:
@@ -350,6 +350,10 @@ def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple
         shape = (shape[0] // count, *shape[1:])
     if row.folds_class_row and len(shape) > 1:
         shape = (*shape[:-2], shape[-2] - 1, shape[-1])
+    if row.is_flat and row.is_kernel and len(shape) == 2 and 3 * (side := math.isqrt(shape[1] // 3)) ** 2 == shape[1]:
+        return (side, side, 3, shape[0])
+    if row.is_flat and len(shape) == 4 and not row.is_kernel:
+        return (1, shape[1] * shape[2], shape[3])
     if layout == "torch" and row.is_kernel:
         shape = tuple(shape[axis] for axis in row.torch_axes(len(shape)) if axis < len(shape))
     return shape if row.rank is None else without_leading_ones(shape)
@@ -482,17 +486,14 @@ def _row(variable: str, text: str) -> Row:
                 options["only_if"] = (*options.get("only_if", ()), (name, json.loads(value)))
             case ["unless" | "beside" | "twice" as condition, other]:
                 options[condition] = other
-            case ["untransposed"]:
-                options["is_untransposed"] = True
-            case ["depthwise"]:
-                options["is_depthwise"] = True
+            case ["untransposed" | "depthwise" | "flat"]:
+                options[f"is_{step}"] = True
             case ["fold", "class", "row"]:
                 options["folds_class_row"] = True
             case _:
                 raise ValueError(
-                    f"{variable}: the steps are 'part K of N', 'rank N', 'if FIELD = VALUE', 'unless TENSOR', "
-                    "'beside TENSOR', 'twice TENSOR', 'untransposed', 'depthwise', 'fold class row'. "
-                    f"Received: {step!r:.200}"
+                    f"{variable}: the steps are 'part K of N', 'rank N', 'flat', 'if FIELD = VALUE', 'unless TENSOR', "
+                    f"'beside TENSOR', 'twice TENSOR', 'untransposed', 'depthwise', 'fold class row'. Received: {step}"
                 )
     if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:
         raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r:.200}")
