@@ -249,7 +249,9 @@ def load_resolved(
         return model.with_config(model.config.replace(**changes)) if changes else model
     with open_checkpoint(path, expected=vars(expected), wanted_size=changes.get("image_size")) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
-        unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes))
+        # What a format assumes is not what the file states: the card of a file knows better.
+        is_stated = checkpoint.is_described or resolved.published is None
+        unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes), has_preprocessing=is_stated)
         return build(checkpoint, {**unstated, **changes}, dtype=dtype)
 
 
@@ -308,10 +310,10 @@ def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> N
         )
 
 
-def _unstated(defaults: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
+def _unstated(defaults: Mapping[str, Any], config: ViTConfig, *, has_preprocessing: bool) -> dict[str, Any]:
     """Select the card's defaults that the file's config does not state itself."""
     unstated = dict(defaults)
-    if config.preprocessing != Preprocessing():
+    if has_preprocessing and config.preprocessing != Preprocessing():
         unstated.pop("preprocessing", None)
     # A list of another length belongs to other classes.
     names = unstated.get("labels")
