@@ -72,19 +72,26 @@ def test_what_is_no_command_and_no_option_is_a_usage_error() -> None:
 
 def test_list_has_every_model_and_its_weights() -> None:
     families = run("list", "--all").split("\n\n")
-    assert [family.partition("-")[0] for family in families][1:3] == ["BiT", "CLIP"]
+    assert [family.partition("-")[0] for family in families][1:4] == ["BEiT", "BEiTv2", "BiT"]
     lines = "\n".join(families).splitlines()
     assert [line.split()[0] for line in lines] == catalogue.names()
     line = next(line for line in lines if line.startswith("ViT-B/16"))
     assert re.search(r" 86.9 M +384 px +85.49 % +Apache-2.0 +augreg-imagenet21k\+imagenet2012, ", line)
-    short = run("list")  # every family and model in few lines
+    short = run("list")  # every family in few lines
     assert len(short.splitlines()) <= 40 and all(
         f"  {card.family} " in short for card in map(cards.card, catalogue.names())
     )
+    # A line counts the models that it does not name.
+    models = [line for line in short.partition("For maps")[0].splitlines() if line.startswith("  ")]
+    counts = [re.search(r"and (\d+) more", line) for line in models]
+    others = sum(int(count[1]) for count in counts if count)
     listed = set(re.findall(r"[^\s,]+", short))
-    assert [name for name in catalogue.names() if not {name, name.partition("-")[2]} & listed] == []
+    named = [name for name in catalogue.names() if {name, name.partition("-")[2]} & listed]
+    assert {"ViT-B/16", "DINOv2-S/14", "PE-Core-B/16", "TinyCLIP-8M/16"} <= set(named)
+    assert others > 0 and len(named) + others >= len(catalogue.names())
     words = short.partition("images and words")[2].partition("For maps")[0]
-    assert re.findall(r"^  (\S+)", words, re.MULTILINE) == ["CLIP", "SigLIP", "SigLIP2"]
+    assert re.findall(r"^  (\S+)", words, re.MULTILINE) == ["CLIP", "PE", "SigLIP", "SigLIP2", "TinyCLIP"]
+    assert re.search(r"^  PE .* Lang-G/14", short.partition("For features")[2].partition("For images")[0], re.MULTILINE)
     rows = json.loads(run("list", "--json"))
     assert [row["name"] for row in rows] == catalogue.names()
     for row in rows:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import family_table
 from command_line import fails, run
@@ -43,6 +44,9 @@ OFFICIAL = {
     ("EVA02-B/14", "mim_in22k_ft_in1k"): 87.12,
     ("Mixer-B/16", "imagenet2012"): 59.88,
     ("BiT-R50x1", "imagenet2012"): 25.55,
+    ("BEiT-L/16", "in22k_ft_in22k_in1k-512"): 305.67,
+    ("BEiTv2-B/16", "in1k_ft_in22k_in1k"): 86.53,
+    ("RoPEViT-L/16", "ape-naver_in1k"): 304.37,
 }
 # A file of the official code -> the model and tag with the same options.
 CASES = {
@@ -101,7 +105,11 @@ def test_licenses_are_those_of_the_publishers() -> None:
     rows = {zoo.card(name).family: zoo.card(name).weights.values() for name in zoo.names()}
     assert {row.license for row in rows["MAE"]} == {"CC-BY-NC-4.0"}
     assert "does not allow commercial use" in details(zoo.card("MAE-B/16"))
-    assert {family for family, weights in rows.items() if any(row.terms for row in weights)} == {"DINOv3"}
+    assert {family for family, weights in rows.items() if any(row.terms for row in weights)} == {
+        "DINOv3",
+        "EUPE",
+        "RADIO",
+    }
     assert "--accept-license" in details(zoo.card("DINOv3-B/16"))
 
 
@@ -136,6 +144,27 @@ def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionT
     config.unlink()
     with pytest.raises(FileUnavailableError, match=r"config\.json"):  # a file of the hub needs it
         zoo.load("DINOv3-B/16", accept_license=True)
+
+
+def test_a_file_that_nothing_describes_is_prepared_and_resized_as_its_card_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    row = zoo.card("TIPS-B/14").weights["v1-448"]
+    sizes: dict[str, Any] = {"hidden_size": 32, "mlp_dim": 64, "num_heads": 2, "num_layers": 1}
+    row = dataclasses.replace(row, config={**row.config, **sizes}, image_size=56)
+    monkeypatch.setattr(cards, "all_cards", lambda: {row.architecture: cards.Card(row.architecture, {"v1": row})})
+    written = converters.save(
+        randomised(VisionTransformer(row.whole_config())), tmp_path / "ours", format="meta_dinov2"
+    )
+    file = tmp_path / "mirror" / row.file
+    file.parent.mkdir()
+    np.savez(file, **load_file(written))
+    monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path / "mirror"))
+    config = zoo.load("TIPS-B/14", image_size=70).config
+    assert config == row.whole_config().replace(image_size=70)
+    # For a file of one's own the name is only an architecture.
+    own = zoo.load("TIPS-B/14", weights=file).config
+    assert own.preprocessing != row.preprocessing and own.position_method == "bicubic-antialias"
 
 
 def test_a_file_that_was_downloaded_once_needs_no_acceptance(small: VisionTransformer, monkeypatch: Any) -> None:

@@ -1,4 +1,7 @@
-"""Every plain ViT of timm, by name: exact or refused, and without its config.json also assumed with a warning."""
+"""Every plain ViT of timm, by name: exact or refused, and without its config.json also assumed with a warning.
+
+And the cards of timm's files, which say what timm says.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ import numpy as np
 import pytest
 
 import torch_peers
-from keras_vit import converters
+from keras_vit import converters, zoo
 from keras_vit.converters import json_timm
-from keras_vit.converters.config_json import implied_fields
+from keras_vit.converters.config_json import channel_values, implied_fields
 from keras_vit.errors import CheckpointError
 
 pytestmark = [pytest.mark.torch, pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
@@ -70,3 +73,48 @@ def test_no_name_of_timm_gives_other_numbers(tmp_path: Path) -> None:
         found[name] = complete, outcome(tmp_path, images, wanted, {"num_heads": heads} if heads else None)
     assert {name: both for name, both in found.items() if "wrong" in both} == {}
     assert sum(complete == "exact" for complete, _ in found.values()) >= EXACT
+
+
+def test_a_card_of_a_file_of_timm_says_what_timm_says() -> None:
+    timm, torch = torch_peers.import_timm(), torch_peers.import_torch()
+    rows = [row for name in zoo.names() for row in zoo.card(name).weights.values()]
+    of_timm = [row for row in rows if (row.url or "").startswith(("hf://timm/", "hf://belfner/"))]
+    wrong = {}
+    for row in of_timm:
+        repository = (row.url or "").removeprefix("hf://").rpartition("/")[0]
+        published = timm.models.get_pretrained_cfg(name := repository.partition("/")[2])
+        with torch.device("meta"):  # of the whole size: no number is computed
+            model = timm.create_model(name, pretrained=False)
+        config, blocks = row.whole_config(), getattr(model, "blocks", ())
+        attention = getattr(blocks[0], "attn", None) if blocks else None
+        ours = {
+            "repository": repository.replace("_quickgelu", ""),  # timm's own code takes the other repository
+            "parameters": row.parameters,
+            "depth": config.num_layers,
+            "num_heads": config.num_heads if attention else None,
+            "num_classes": config.num_classes,
+            "input_size": (3, *config.size),
+            **{key: getattr(row.preprocessing, key) for key in ("interpolation", "resize", "crop_fraction")},
+            **{key: channel_values(getattr(row.preprocessing, key)) for key in ("mean", "std")},
+        }
+        theirs = {
+            "repository": published.hf_hub_id,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "depth": len(blocks),
+            "num_heads": getattr(attention, "num_heads", None),
+            "num_classes": published.num_classes,
+            "input_size": published.input_size,
+            "interpolation": published.interpolation,
+            "resize": {"center": "crop"}.get(published.crop_mode, published.crop_mode),
+            "crop_fraction": published.crop_pct,
+            **{key: channel_values(getattr(published, key)) for key in ("mean", "std")},
+        }
+        implied = json_timm.read({"architecture": name})
+        differs = {key: (ours[key], theirs[key]) for key in ours if ours[key] != theirs[key]}
+        differs |= {
+            key: (getattr(config, key), value) for key, value in implied.items() if getattr(config, key) != value
+        }
+        if differs:
+            wrong[row.architecture, row.tag] = differs
+    assert len(of_timm) > 100
+    assert wrong == {}

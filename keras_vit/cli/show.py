@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import textwrap
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +30,7 @@ USES = {
     "words": "For images and words: zero-shot classes, search by text",
     "maps": "For maps of depth or classes (keras_vit.dense.load)",
 }
-NAMES_WIDTH = 50  # columns for the models of a family
+NAMES_WIDTH = 50  # columns for the models of a family; further ones are counted
 OPERATIONS = (" ", " k", " M", " G", " T")
 
 
@@ -75,25 +74,23 @@ def _families(cards: Iterable[Card]) -> str:
     from keras_vit.zoo import catalogue
 
     uses: dict[str, list[tuple[str, ...]]] = {use: [] for use in USES}
-    for family, group in itertools.groupby(cards, lambda card: card.family):
+    for (family, use), group in itertools.groupby(sorted(cards, key=_use), lambda card: (card.family, _use(card))):
         listed = list(group)
+        listed.sort(key=lambda card: not card.name.startswith(f"{family}-"))  # hybrids come last
         rows = [catalogue.rows(card)[0] for card in listed]
         accuracies = [found for row in rows if (found := _imagenet(row))]
         best = max(accuracies, key=lambda found: found["value"], default=None)
         sizes = [row["parameters"] / 1e6 for row in rows]
-        recommended = listed[0].weights[listed[0].default]
-        is_pair = recommended.text or recommended.tokenizer
-        use = "words" if is_pair else "classify" if recommended.num_classes else "features"
-        names = ", ".join(row["name"].removeprefix(f"{family}-") for row in rows)
+        names = [row["name"].removeprefix(f"{family}-") for row in rows]
         shown = f"{min(sizes):,.1f} to {max(sizes):,.1f} M" if len(sizes) > 1 else f"{sizes[0]:,.1f} M"
         licenses = ", ".join(sorted({row["license"] for row in rows}))
-        uses[use] += _folded(family, shown, _percent(best), licenses, names)
+        uses[use].append((family, shown, _percent(best), licenses, _first(names)))
     heads = sorted(map_cards().items(), key=lambda item: item[1].source)
     for _, published in itertools.groupby(heads, lambda item: item[1].source):
         models = dict(published)
         family = os.path.commonprefix(list(models)).rpartition("-")[0]
         licenses = ", ".join(sorted({card.license for card in models.values()}))
-        uses["maps"] += _folded(family, "", "", licenses, ", ".join(name.removeprefix(f"{family}-") for name in models))
+        uses["maps"].append((family, "", "", licenses, _first([name.removeprefix(f"{family}-") for name in models])))
     every = options.aligned([row for rows in uses.values() for row in rows]).splitlines()
     text = "".join(
         f"{USES[use]}\n" + "".join(f"  {every.pop(0).rstrip()}\n" for _ in rows) + "\n" for use, rows in uses.items()
@@ -101,11 +98,21 @@ def _families(cards: Iterable[Card]) -> str:
     return f"{text}keras-vit list DINOv2 lists a family's models and their weights, keras-vit list --all all."
 
 
-def _folded(*cells: str) -> list[tuple[str, ...]]:
-    """Rows of a table in which the last cell takes several lines."""
-    *first, names = cells
-    lines = textwrap.wrap(names, NAMES_WIDTH)
-    return [(*(first if number == 0 else [""] * len(first)), line) for number, line in enumerate(lines)]
+def _use(card: Card) -> str:
+    """What a model's recommended weights are for, one of USES."""
+    recommended = card.weights[card.default]
+    is_pair = (recommended.text or recommended.tokenizer) and not recommended.labels
+    return "words" if is_pair else "classify" if recommended.num_classes else "features"
+
+
+def _first(names: Sequence[str]) -> str:
+    """As many names as a line has columns for, and the number of the others."""
+    for shown in range(len(names), 0, -1):
+        others = [f"and {len(names) - shown} more"] if shown < len(names) else []
+        text = ", ".join([*names[:shown], *others])
+        if len(text) <= NAMES_WIDTH:
+            break
+    return text
 
 
 def _imagenet(row: dict[str, Any]) -> dict[str, Any] | None:

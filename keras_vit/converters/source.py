@@ -82,6 +82,7 @@ class Checkpoint(NamedTuple):
     config: ViTConfig  # at the image size it was trained at
     has_zero_rows: bool = False  # whether zero position rows for the prefix tokens were added when it was written
     assumed: str = ""  # a warning for those who use the weights
+    is_described: bool = True  # whether a config.json or a note says what the tensors do not
 
     @property
     def written(self) -> ViTConfig:
@@ -125,7 +126,8 @@ def open_checkpoint(
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
         has_zero_rows = config.position_prefix and ZERO_ROWS_KEY in container.metadata
-        yield Checkpoint(container, table, tensors, config, has_zero_rows, _assumed(file, table, config, known_fields))
+        assumed = _assumed(file, table, config, known_fields)
+        yield Checkpoint(container, table, tensors, config, has_zero_rows, assumed, known_fields.is_described)
 
 
 def recognise(container: Container, tower: str = "") -> Table:

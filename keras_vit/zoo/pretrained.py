@@ -166,7 +166,10 @@ def _choose_weights(
             source=source,
             name=known.name,
             expected_config=row.whole_config() if published else row.base_config(),
-            defaults={"preprocessing": row.preprocessing} | ({"labels": row.labels} if row.labels else {}),
+            defaults={
+                "preprocessing": row.preprocessing,
+                **given(labels=row.labels, position_method=row.config.get("position_method")),
+            },
             published=published,
         )
     has_tag = isinstance(weights, str) and not _is_weights_file(weights)
@@ -249,7 +252,9 @@ def load_resolved(
         return model.with_config(model.config.replace(**changes)) if changes else model
     with open_checkpoint(path, expected=vars(expected), wanted_size=changes.get("image_size")) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
-        unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes))
+        # Of a published file that nothing describes, the card knows better than its format's defaults.
+        is_described = checkpoint.is_described or resolved.published is None
+        unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes), is_described=is_described)
         return build(checkpoint, {**unstated, **changes}, dtype=dtype)
 
 
@@ -308,10 +313,12 @@ def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> N
         )
 
 
-def _unstated(defaults: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
+def _unstated(defaults: Mapping[str, Any], config: ViTConfig, *, is_described: bool) -> dict[str, Any]:
     """Select the card's defaults that the file's config does not state itself."""
     unstated = dict(defaults)
-    if config.preprocessing != Preprocessing():
+    if is_described:
+        unstated.pop("position_method", None)
+    if is_described and config.preprocessing != Preprocessing():
         unstated.pop("preprocessing", None)
     # A list of another length belongs to other classes.
     names = unstated.get("labels")
