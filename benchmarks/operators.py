@@ -1,5 +1,6 @@
 """Print the operators of LiteRT files with the types of their tensors, and which compilers for NPUs know them.
 
+    python benchmarks/operators.py                                   int16x8 files of four models
     python benchmarks/operators.py FILE ...                          files
     python benchmarks/operators.py --models B/16 R26+S/32            int16x8 files of models with random weights
     python benchmarks/operators.py --models digits --modes int8 --kinds
@@ -27,7 +28,7 @@ from keras_vit.export import samples
 from keras_vit.export.litert.builder import schema
 
 # Kinds of operators that the writer uses and a compiler does not know.
-LACKS = {
+LACKS: dict[str, set[str]] = {
     "Qualcomm": set(),
     "MediaTek": {"SPACE_TO_DEPTH", "DEPTH_TO_SPACE", "EQUAL", "FLOOR", "ARG_MAX", "GATHER"},
     "Intel": {"SPACE_TO_DEPTH", "FLOOR"},
@@ -43,6 +44,8 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["int16x8"])
     parser.add_argument("--kinds", action="store_true", help="only the last line of each table")
     options = parser.parse_args()
+    if not options.files and not options.models:
+        options.models = ["digits", "Ti/16", "R26+S/32", f"{MAPS}dpt"]
     for path in options.files:
         report(str(path), path, summary=options.kinds)
     for name in options.models:
