@@ -1,8 +1,9 @@
 """Quantize LiteRT files: ranges at run time or fixed, and weights rounded by their effect on the outputs (GPTQ).
 
-litert-quantizer finds scales and integers and rewrites the graph. Two parts of its version 0.11 are replaced here:
+litert-quantizer finds scales and integers and rewrites the graph. Three parts of its version 0.11 are replaced here:
 - It merges the ranges of images by a moving average, which cuts off rare large values. Here they are true minima and
   maxima.
+- It cuts off a bias that exceeds 32 bits, as of an output whose kernel is nearly zero. Here that output's scale grows.
 - Its files store weights behind the flatbuffer, and operators by their new codes alone; OpenVINO reads neither.
 """
 
@@ -22,7 +23,7 @@ from keras_vit._util.text import needs_extra, suggestion
 from keras_vit.export.calibration import FileGraph, add_enlarged_crops, check_images, ignore_memory_warning, observe
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
 from keras_vit.export.litert.operators import Integers, RoundedDense, Storage
-from keras_vit.export.modes import FLOAT_BITS, Mode, Rule, image_config
+from keras_vit.export.modes import FLOAT_BITS, KERNEL_OPERATORS, Mode, Rule, image_config
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # ---- GPTQ (arXiv 2210.17323)
@@ -210,6 +211,7 @@ PARTIAL_SUM = "/large/sum"  # end of the name of a part of ".../whole", which is
 INT16_RANGE_FACTOR = 2.0
 NORM_RESULT = re.compile(r"norm\d?(/normal|/shifted)?$")
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
+LARGEST_BIAS = 2.0**30  # integer; half of what an accelerator's 32 bits hold, the other half is for the products
 
 
 def quantize(
@@ -236,9 +238,10 @@ def quantize(
         ranges = _measure_ranges(source, graph, check_images(graph, calibration, mode.name), progress=progress)
         _widen_int16_ranges(ranges, graph, mode)
     rewriter = package.quantizer.Quantizer(content.data, recipe)
-    with _status("Quantizing", show=progress), ignore_memory_warning():
+    # NumPy warns of biases beyond 32 bits, which are replaced afterwards.
+    with _status("Quantizing", show=progress), ignore_memory_warning(), np.errstate(invalid="ignore"):
         result = rewriter.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
-    Path(target).write_bytes(_store_inline(result.quantized_model))
+    Path(target).write_bytes(_store_inline(result.quantized_model, graph))
 
 
 def _recipe(package: Any, graph: FileGraph, mode: Mode) -> list[dict[str, Any]]:
@@ -320,7 +323,33 @@ def _status(text: str, *, show: bool) -> Iterator[None]:
         yield
 
 
-def _store_inline(content: Any) -> bytes:
+def _keep_biases(model: Any, graph: FileGraph) -> None:
+    """Enlarge the scales of outputs whose bias would exceed `LARGEST_BIAS`; the bias hides the kernel's error there.
+
+    Args:
+        model: the quantized file as objects of the schema, which are changed.
+        graph: of the float32 file.
+    """
+    s, [part] = schema(), model.subgraphs
+    kinds = [getattr(s.BuiltinOperator, kind) for kind in KERNEL_OPERATORS]
+    rows = [row for row in part.operators if model.operatorCodes[row.opcodeIndex].builtinCode in kinds]
+    layers = [layer for layer in graph.operators if layer.kind in KERNEL_OPERATORS]
+    for layer, row in zip(layers, rows, strict=True):
+        x, kernel, bias = (part.tensors[index] for index in row.inputs)
+        if row.inputs[2] < 0 or x.type == s.TensorType.FLOAT32 or kernel.type != s.TensorType.INT8:
+            continue
+        floats, step, scales = graph.bias(layer), x.quantization.scale[0], np.asarray(kernel.quantization.scale)
+        enlarged = np.maximum(scales, np.abs(floats) / (step * LARGEST_BIAS)).astype(np.float32)
+        if (enlarged > scales).any():
+            weights, biases = model.buffers[kernel.buffer], model.buffers[bias.buffer]
+            integers = np.frombuffer(weights.data, np.int8).reshape(len(scales), -1)
+            weights.data = np.rint(integers * (scales / enlarged)[:, None]).astype(np.int8).view(np.uint8).reshape(-1)
+            kernel.quantization.scale, bias.quantization.scale = enlarged, step * enlarged
+            dtype = np.int64 if bias.type == s.TensorType.INT64 else np.int32
+            biases.data = np.rint(floats / (step * enlarged)).astype(dtype).view(np.uint8)
+
+
+def _store_inline(content: Any, graph: FileGraph) -> bytes:
     """Move weights into the flatbuffer, aligned; leave the file unchanged where that would be too large."""
     from ai_edge_litert.tools import flatbuffer_utils
 
@@ -337,6 +366,7 @@ def _store_inline(content: Any) -> bytes:
             return super().Pack(builder)
 
     model = flatbuffer_utils.read_model_from_bytearray(content)
+    _keep_biases(model, graph)
     for buffer in model.buffers:
         buffer.__class__ = AlignedBuffer
     for code in model.operatorCodes:

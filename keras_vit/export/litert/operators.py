@@ -137,7 +137,7 @@ class Operators:
     builder: Builder
     storage: StorageRules = field(default=FLOAT32)  # of the kernels of dense layers and convolutions
     rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> its new weights
-    norms: str = "float"  # how norms compute, as `Options.norms`
+    norms: str = "float"  # how norms compute, as `Options.norms`; "int16" also replaces what has no kernel of 16 bits
 
     def constant(self, array: np.ndarray, name: str) -> Tensor:
         """Add a float32 or integer parameter; float64 becomes float32."""
@@ -297,7 +297,10 @@ class Operators:
         return self._binary("DIV", a, b, name, options="DivOptions")
 
     def squared_difference(self, a: Tensor, b: Tensor, name: str) -> Tensor:
-        """Compute (a - b)**2 with broadcasting."""
+        """Compute (a - b)**2 with broadcasting; the quantizer leaves SQUARED_DIFFERENCE in floats."""
+        if self.norms == "int16":
+            difference = self.subtract(a, b, f"{name}/difference")
+            return self.multiply(difference, difference, name)
         return self._binary("SQUARED_DIFFERENCE", a, b, name, options="SquaredDifferenceOptions")
 
     def _binary(self, code: str, a: Tensor, b: Tensor, name: str, **options: Any) -> Tensor:
@@ -347,9 +350,17 @@ class Operators:
         return self.builder.operator("SPACE_TO_DEPTH", [x], output, options="SpaceToDepthOptions", blockSize=size)
 
     def depth_to_space(self, x: Tensor, size: int, name: str) -> Tensor:
-        """Move channels into cells of size x size pixels, row by row: the inverse of `space_to_depth`."""
+        """Move channels into cells of size x size pixels, row by row: the inverse of `space_to_depth`.
+
+        The quantizer leaves DEPTH_TO_SPACE in floats. A transpose does the same, but to GPUs its first axis is images.
+        """
         batch, *sides, channels = x.shape
         height, width = (static_dim(side) * size for side in sides)
+        if self.norms == "int16":
+            rows, columns, row = *map(static_dim, sides), static_dim(channels) // size
+            x = self.reshape(x, (batch and batch * rows, columns, size, row), f"{name}/rows")
+            x = self.transpose(x, (0, 2, 1, 3), f"{name}/rows/apart")
+            return self.reshape(x, (batch, height, width, row // size), name)
         output = (name, (batch, height, width, static_dim(channels) // size**2), x.dtype)
         return self.builder.operator("DEPTH_TO_SPACE", [x], output, options="DepthToSpaceOptions", blockSize=size)
 
