@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The environment in which `make test-wheel` tests the wheel.
 TRIED := build/wheel
+# The environment of `make test-next`, and what is installed over the package's own requirements.
+NEXT := build/next
+WITH ?= --pre tensorflow keras
 # The markers of tests that need other packages, a browser, a device, the internet, or many minutes.
 OPTIONAL := slow or torch or jax or peers or browser or gpu or arm or real
 # The number of test processes. Each needs about 3 GB. A process that has no more tests takes some of another's.
@@ -17,7 +20,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-extra test-browser test-arm test-real test-network test-packaging test-wheel lint format docs wheel bench bench-gpu clean
+.PHONY: help demo test test-full test-extra test-browser test-arm test-real test-network test-packaging test-wheel test-next lint format docs wheel bench bench-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -55,6 +58,12 @@ test-wheel: wheel ## run README's first lines in an environment with only the wh
 	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[demo]"
 	$(BIN)/python tests/doc_blocks.py > $(TRIED)/lines.py
 	cd $(TRIED) && KERAS_VIT_OFFLINE=1 bin/python -I lines.py
+
+test-next: ## make test's tests with the newest TensorFlow and Keras, candidates too; others: WITH="tensorflow==2.18.* keras==3.9.*"
+	$(PYTHON) -m venv --clear $(NEXT)
+	$(NEXT)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" $(WITH)
+	$(NEXT)/bin/python -m pip list --disable-pip-version-check | grep -iE "^(tensorflow|keras|numpy|ai-edge-litert|litert|jax|python) *[a-z-]* "
+	$(NEXT)/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not (full or $(OPTIONAL) or network)"
 
 lint: $(VENV)/.with-lint ## check style and types
 	$(BIN)/ruff check .
