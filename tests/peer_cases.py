@@ -89,7 +89,20 @@ HF: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
-HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python", "quick_gelu", "relu", "silu")
+HIDDEN_ACTS = (
+    "gelu",
+    "gelu_new",
+    "gelu_pytorch_tanh",
+    "gelu_fast",
+    "gelu_python",
+    "quick_gelu",
+    "relu",
+    "silu",
+    "relu6",
+    "hardswish",
+    "leaky_relu",
+    "sigmoid",
+)
 POOLER_ACTS = ("tanh", "linear", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu")
 CLASSIFIER, MODEL = "ViTForImageClassification", "ViTModel"
 TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -144,7 +157,6 @@ REFUSED_BY_TIMM = {
     "no patch bias": "pre_norm=False with patch_bias=False",
     "distilled with registers": "no place for",
     "distilled without positions": "distilled=True with position_prefix=False",
-    "tanh": "activation='tanh'",
 }
 REFUSED_BY_TRANSFORMERS = {
     **REFUSED_BY_BOTH,

@@ -149,6 +149,10 @@ EXACT = {
     "gelu_quick": lambda x: x * scipy.special.expit(1.702 * x),
     "silu": lambda x: x * scipy.special.expit(x),
     "relu": lambda x: np.maximum(x, 0),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "hard_swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "sigmoid": scipy.special.expit,
     "tanh": np.tanh,
     "linear": lambda x: x,
 }

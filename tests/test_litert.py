@@ -44,7 +44,10 @@ MORE: dict[str, dict[str, Any]] = {
     "epsilon at the std": {"resnet": {**EPSILONS, "conv_epsilon_place": "std", "norm_epsilon": 0.1}, "patch_size": 1},
     "units, odd sides": {"resnet": UNITS, "patch_size": 1, "image_size": (45, 71), "num_channels": 1},
     "norm after map": {"classifier": "map", "final_norm": "pooled"},
-    **{name: {"activation": name} for name in ("relu", "silu", "tanh", "linear")},
+    **{
+        name: {"activation": name}
+        for name in ("relu", "relu6", "leaky_relu", "silu", "hard_swish", "sigmoid", "tanh", "linear")
+    },
     "no positions": {"position": "none"},
     "no positions, no class token": {"position": "none", "classifier": "gap"},
     "patches that are not square": {"image_size": (37, 50), "patch_size": (8, 4)},

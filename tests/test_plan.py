@@ -135,7 +135,10 @@ LARGER = {"hidden_size": 64, "mlp_dim": 192, "image_size": 48, "num_layers": 1, 
 KEPT: dict[str, dict[str, Any]] = {
     **{name: VARIANTS[name] for name in ("pure", "map", "layer scale", "relative positions")},
     "hybrid": VARIANTS["hybrid"] | {"hidden_size": 32, "image_size": 32},
-    **{activation: {"activation": activation} for activation in ("gelu_erf", "silu")},
+    **{
+        activation: {"activation": activation}
+        for activation in ("gelu_erf", "silu", "hard_swish", "leaky_relu", "relu6")
+    },
     "dropout": {"dropout_rate": 0.1, "attention_dropout_rate": 0.1},
 }
 BOTH = [(case, "float32") for case in KEPT] + [(case, "mixed_bfloat16") for case in ("pure", "hybrid", "dropout")]

@@ -49,11 +49,9 @@ _ACTIVATIONS = {
     "gelu_python_tanh": "gelu_tanh",
     "gelu_python": "gelu_erf",
     "quick_gelu": "gelu_quick",
-    "relu": "relu",
-    "silu": "silu",
     "swish": "silu",
-    "tanh": "tanh",
-    "linear": "linear",
+    "hardswish": "hard_swish",
+    **{name: name for name in ("relu", "relu6", "leaky_relu", "silu", "sigmoid", "tanh", "linear")},
 }
 _PILLOW = {2: "bilinear", 3: "bicubic", 0: "nearest", 1: "lanczos3"}  # Pillow's numbers
 # Other values would prepare images in another way.

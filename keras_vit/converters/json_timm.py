@@ -37,6 +37,7 @@ _INTERPOLATIONS = {
 _OPPOSITE = {True: False, False: True}
 _FINAL_NORMS = {True: "pooled", False: "tokens"}
 _GELUS = {"gelu": "gelu_erf", "gelu_tanh": "gelu_tanh", "quick_gelu": "gelu_quick"}
+_PLAIN = ("relu", "relu6", "leaky_relu", "silu", "sigmoid", "tanh")  # activations with the same name here
 _TOP: Keys = {"num_classes": "num_classes", "num_features": "hidden_size", "global_pool": ("classifier", _POOLS)}
 # Arguments of the classes ResNetV2, MlpMixer, of both VisionTransformer and Eva, and of these two alone.
 _BIT_ARGS: Keys = {"num_classes": "num_classes", "in_chans": "num_channels", "global_pool": ("classifier", _POOLS)}
@@ -63,7 +64,7 @@ _VIT_ARGS: Keys = {
     "pre_norm": "pre_norm",
     "fc_norm": ("final_norm", _FINAL_NORMS),
     "pool_include_prefix": "pool_prefix",
-    "act_layer": ("activation", {**_GELUS, "relu": "relu", "silu": "silu", "swish": "silu"}),
+    "act_layer": ("activation", {**_GELUS, "swish": "silu", "hard_swish": "hard_swish", **{n: n for n in _PLAIN}}),
 }
 _EVA_ARGS: Keys = {
     **_BOTH_ARGS,

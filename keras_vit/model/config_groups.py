@@ -148,7 +148,12 @@ class ResNetConfig(Checked):
         return (self.width, *self.outputs)[-1]
 
 
-Activation = Literal["gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear"]
+# fmt: off
+Activation = Literal[
+    "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu6", "leaky_relu", "silu", "hard_swish", "sigmoid", "tanh",
+    "linear",
+]
+# fmt: on
 Classifier = Literal["token", "gap", "token_gap", "map", "unpooled", "token_unpooled"]
 # As position.METHODS, which needs NumPy.
 PositionMethod = Literal["official", "bilinear", "bilinear-antialias", "bicubic", "bicubic-offset", "bicubic-antialias"]
@@ -354,7 +359,7 @@ class BlockConfig(Group):
             multiplied (SwiGLU with "silu", arXiv 2002.05202).
         mlp_norm: whether a LayerNorm precedes the MLP's last Dense layer (EVA-02).
         activation: in the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, Hugging Face), "gelu_quick" (OpenAI), "relu",
-            "silu", "tanh" or "linear".
+            "relu6", "leaky_relu" (of slope 0.01), "silu", "hard_swish", "sigmoid", "tanh" or "linear".
         norm_epsilon: epsilon of every LayerNorm.
         layer_scale: initial value of LayerScale (arXiv 2103.17239); None means no LayerScale.
         dropout_rate: after the stem and its position embedding, after attention and after both MLP layers, in [0, 1).

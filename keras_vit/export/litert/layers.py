@@ -48,7 +48,9 @@ def write_norm(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     return norm(file, layer, file.read(x), layer.name)
 
 
-KNOWN_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
+# Of one operator, by name.
+OPERATORS = {"relu": "RELU", "relu6": "RELU6", "hard_swish": "HARD_SWISH", "sigmoid": "LOGISTIC", "tanh": "TANH"}
+KNOWN_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "silu", "leaky_relu", "linear", *OPERATORS)
 for kind in (keras.layers.Dense, Dense):
     honours(kind, "units", "activation", "use_bias", "lora_rank", "lora_alpha")
 
@@ -185,8 +187,10 @@ def activation(ops: Operators, function: str, x: Tensor, name: str) -> Tensor:
     """Apply one of `config.ACTIVATIONS`."""
     if function == "linear":
         return x
-    if function in ("relu", "tanh"):
-        return ops.unary(function.upper(), x, name)
+    if function in OPERATORS:
+        return ops.unary(OPERATORS[function], x, name)
+    if function == "leaky_relu":
+        return ops.unary("LEAKY_RELU", x, name, options="LeakyReluOptions", alpha=0.01)
     if function in ("gelu_tanh", "gelu_erf"):
         return ops.gelu(x, name, approximate=function == "gelu_tanh")
     gate = x  # silu

@@ -311,9 +311,9 @@ class Operators:
         output = (name, broadcast_shape(a.shape, b.shape), "bool")
         return self.builder.operator("EQUAL", [a, b], output, options="EqualOptions")
 
-    def unary(self, code: str, x: Tensor, name: str) -> Tensor:
-        """Compute an elementwise operator without options: "RSQRT", "TANH", "LOGISTIC", "RELU" or "FLOOR"."""
-        return self.builder.operator(code, [x], (name, x.shape, x.dtype))
+    def unary(self, code: str, x: Tensor, name: str, **options: Any) -> Tensor:
+        """Compute an elementwise operator of one input, such as "RSQRT", "TANH", "LOGISTIC", "RELU" or "FLOOR"."""
+        return self.builder.operator(code, [x], (name, x.shape, x.dtype), **options)
 
     def gelu(self, x: Tensor, name: str, *, approximate: bool) -> Tensor:
         """Compute GELU, approximated with tanh or exactly with erf."""

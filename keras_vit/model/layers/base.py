@@ -79,6 +79,10 @@ def _gelu_quick(x: Any) -> Any:
     return x * ops.sigmoid(1.702 * x)
 
 
+def _leaky_relu(x: Any) -> Any:
+    return ops.maximum(x, 0.01 * x)  # PyTorch's slope
+
+
 def _linear(x: Any) -> Any:
     return x
 
@@ -88,7 +92,11 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu_erf": _gelu_erf,  # the default of PyTorch: timm, Hugging Face
     "gelu_quick": _gelu_quick,  # OpenAI's CLIP
     "relu": ops.relu,
+    "relu6": ops.relu6,
+    "leaky_relu": _leaky_relu,
     "silu": ops.silu,
+    "hard_swish": ops.hard_silu,
+    "sigmoid": ops.sigmoid,
     "tanh": ops.tanh,
     "linear": _linear,
 }
