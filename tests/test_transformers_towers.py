@@ -39,6 +39,10 @@ def towers(hf: Any) -> dict[str, tuple[Any, Compute]]:
         "VisionEncoderDecoder": (hf.VisionEncoderDecoderModel(both), lambda m, x: m.encoder(x).pooler_output),
         "FLAVA": (hf.FlavaModel(flava), lambda m, x: m.image_model(x).pooler_output),
         "LLaVA": (hf.LlavaForConditionalGeneration(llava), lambda m, x: m.model.vision_tower(x).pooler_output),
+        "AltCLIP": (
+            hf.AltCLIPModel(hf.AltCLIPConfig(vision_config=TOWER, text_config=WORDS | {"project_dim": 32})),
+            lambda m, x: m.get_image_features(x).pooler_output,
+        ),
         "PaliGemma": (
             hf.PaliGemmaForConditionalGeneration(paligemma),
             lambda m, x: m.model.vision_tower(x).last_hidden_state.mean(1),
