@@ -15,7 +15,9 @@ import pytest
 pytestmark = pytest.mark.jax
 
 TESTS = Path(__file__).parent
-RELATIVE = 1e-5  # largest difference, as a share of the largest value; measured: see docs/plain-keras.md
+# Largest difference, as a share of the largest value. Measured: 1.8e-6 (attention), and 2.0e-5 (Lanczos), because
+# TensorFlow resizes images in float32.
+RELATIVE, OF_RESIZED_IMAGES = 1e-5, 5e-5
 
 # One program, run in a new process for each back end. `keep` notes the outputs, and if TensorFlow is imported by then.
 PROGRAM = """
@@ -140,7 +142,8 @@ def test_every_call_gives_tensorflows_numbers(both: dict[str, Any]) -> None:
         call = name.rpartition(" ")[0]
         differences[call] = max(float(difference), differences.get(call, 0.0))
     print({call: f"{difference:.1e}" for call, difference in differences.items()})
-    assert {call: difference for call, difference in differences.items() if not difference <= RELATIVE} == {}
+    limits = {call: OF_RESIZED_IMAGES if call.startswith("preprocess") else RELATIVE for call in differences}
+    assert {call: difference for call, difference in differences.items() if not difference <= limits[call]} == {}
 
 
 def test_tensorflow_starts_where_keras_starts_it_to_save(both: dict[str, Any]) -> None:
