@@ -95,6 +95,8 @@ keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]).save("plain.keras")
 keep("Keras' save")
 model.save("model.keras")
 keep("save", keras.models.load_model("model.keras").predict(images, verbose=0))
+keras.utils.save_img("photo.png", photo[..., :3], scale=False)
+keep("file", model.preprocess("photo.png"), model.embed("photo.png"))
 
 from keras_vit import batch, export, train
 
@@ -106,6 +108,8 @@ for mode in ("none", "dynamic"):
 if sys.argv[2] == "jax":
     recipe = train.recipe("finetune-digits", steps=2)
     refuses("train.run", lambda: train.run(recipe, model=model, data="digits", out="run"))
+    for call in ("evaluate", "examine", "few_shot"):
+        refuses(call, lambda: getattr(train, call)(model, "digits"))
     refuses("saved_model", lambda: export.saved_model(model, "saved"))
     refuses("batch.embed", lambda: batch.embed(model, "plain.keras", to="vectors"))
 np.savez("outputs.npz", **outputs)
@@ -156,6 +160,6 @@ def test_tensorflow_starts_where_keras_starts_it_to_save(both: dict[str, Any]) -
 
 def test_calls_that_are_tensorflows_say_so_and_what_to_do(both: dict[str, Any]) -> None:
     _, facts = both["jax"]
-    assert facts["refused"].keys() == {"train.run", "saved_model", "batch.embed"}
+    assert facts["refused"].keys() == {"train.run", "evaluate", "examine", "few_shot", "saved_model", "batch.embed"}
     for call, message in facts["refused"].items():
         assert call in message and "KERAS_BACKEND=tensorflow" in message and message.endswith("=jax"), message
