@@ -116,7 +116,7 @@ FAULTS = [Fault(*row) for row in (
      "of equally accurate models the one of the highest loss is kept", "training_run map_training"),
     ("e1", "keras_vit/export/litert/images.py", "ops.constant(@@-@@@@255 * mean,",
      "sign of the mean in files that take pixels", "litert_images tflite"),
-    ("e2", "keras_vit/export/litert/images.py", "@@round(margin / 2) if is_even else @@@@margin // 2",
+    ("e2", "keras_vit/model/resizing.py", "@@round(margin / 2) if is_even else @@@@margin // 2",
      "the file's centre crop is a pixel off", "litert_images"),
     ("e3", "keras_vit/export/litert/layers.py", "max(layer.epsilon * scale@@**2@@@@,",
      "epsilon of norms where channels are scaled", "outliers litert_quantize litert"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -230,6 +232,31 @@ def test_inside_tf_data_it_is_the_same(resize: str, batched: bool) -> None:
         want = prepared(image, preprocessing=preprocessing)
         # The graph may fuse a multiplication and an addition: one rounding of a value up to 1.
         np.testing.assert_allclose(got, np.repeat(want, 2, 0) if batched else want[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("resize", ["squash", "crop"])
+def test_under_another_back_end_it_is_the_same_without_tensorflow(resize: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = itertools.product(
+        *(("bilinear", "bicubic", "area", "nearest", "lanczos3"), (False, True), (False, True)),
+        ("nearest", "down", "half_even"),
+    )
+    given = [pixels(57, 45), pixels(20, 90, 4), pixels(200, 3, 1), pixels(48, 64).astype(np.float32)]
+    for interpolation, antialias, round_pixels, crop_rounding in choices:
+        options = {"interpolation": interpolation, "antialias": antialias, "round_pixels": round_pixels}
+        plain = dataclasses.replace(PLAIN, resize=resize, crop_rounding=crop_rounding, crop_fraction=0.9, **options)
+        want = prepared(given, preprocessing=plain)
+        with monkeypatch.context() as patch:
+            patch.setattr(keras.config, "backend", lambda: "jax")
+            patch.setattr(tf.image, "resize", None)
+            got = prepared(given, preprocessing=plain)
+        assert got.dtype == want.dtype == np.float32
+        if plain.matches_pillow:
+            np.testing.assert_array_equal(got, want)
+        elif round_pixels:  # TensorFlow's float32 may fall on the other side of a half
+            assert np.abs(got - want).max() <= 1.001 and (got != want).mean() < 0.05, plain
+        else:
+            atol = 0.05 if interpolation == "area" else 0.01  # three pixels enlarged to 960: edges are float32
+            np.testing.assert_allclose(got, want, atol=atol, err_msg=str(plain))
 
 
 # Cropping

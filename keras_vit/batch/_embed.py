@@ -190,7 +190,10 @@ def _load_model(
         model = model.backbone
     config = model.config
     if keras.backend.backend() != "tensorflow":
-        raise ValueError(f"batch.embed needs Keras' TensorFlow back end. Received: {keras.backend.backend()}")
+        raise ValueError(
+            "batch.embed needs KERAS_BACKEND=tensorflow: start a new process with it, or call model.embed. "
+            f"Received: KERAS_BACKEND={keras.backend.backend()}"
+        )
     if what != "patches":
         model.task.embedding_output()
     if config.num_channels not in CHANNELS:

@@ -106,7 +106,10 @@ def saved_model(
 
 def _check_model(model: VisionTransformer, top: int) -> None:
     if keras.backend.backend() != "tensorflow":
-        raise ValueError(f"A SavedModel is written on Keras' TensorFlow back end. Received: {keras.backend.backend()}")
+        raise ValueError(
+            "saved_model needs KERAS_BACKEND=tensorflow: save a .keras file, and load it in a new process with it. "
+            f"Received: KERAS_BACKEND={keras.backend.backend()}"
+        )
     if not isinstance(getattr(model, "config", None), ViTConfig):
         raise ValueError(
             "saved_model writes VisionTransformers and DenseModels; `model.export(path)` writes other Keras models. "

@@ -1,20 +1,26 @@
 """Prepare images for a model: arrays, PIL images, image files and tensors in tf.data, all in the same way."""
 
-import math
+import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from keras_vit import position
 from keras_vit._util.files import read_file, read_limited
 from keras_vit._util.text import warn
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.resizing import (
+    MAX_ASPECT,
+    PILLOW_ONE,
+    is_height_first,
+    pillow_weights,
+    resize_arrays,
+    size_before_crop,
+)
 
 DOWNLOADED = ("http://", "https://", "hf://")
-PILLOW_ONE = 2**22  # Pillow's weights are whole numbers of this fraction
-MAX_ASPECT = 64  # longer side / shorter side: a crop uses only the middle of a longer image
 
 
 def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing) -> Any:
@@ -23,17 +29,42 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
     Returns float32 (batch, height, width, channels) in NumPy; for a symbolic tensor (in `tf.data`) a tensor of the
     same rank. Grey images are repeated to three channels; transparent pixels, by a fourth channel, are put on white.
     """
-    import tensorflow as tf
+    from keras import config
 
-    prepare_batch = preprocessing_function(
-        image_size=image_size, num_channels=num_channels, preprocessing=preprocessing
-    )
-    if tf.is_tensor(images) and not isinstance(images, tf.__internal__.EagerTensor):
+    is_symbolic = _is_symbolic(images)
+    if is_symbolic or config.backend() == "tensorflow":
+        prepare_batch = preprocessing_function(
+            image_size=image_size, num_channels=num_channels, preprocessing=preprocessing
+        )
+    else:  # without starting TensorFlow
+        prepare_batch = functools.partial(_prepare_arrays, image_size, num_channels, preprocessing)
+    if is_symbolic:
         return prepare_batch(images)
-    batches = [prepare_batch(array) for array in to_arrays(images, num_channels)]
+    batches = [np.asarray(prepare_batch(array)) for array in to_arrays(images, num_channels)]
     if not batches:
         raise ValueError("preprocess needs at least one image. Received: an empty list")
-    return np.concatenate([batch.numpy() for batch in batches])
+    return np.concatenate(batches)
+
+
+def _is_symbolic(images: Any) -> bool:
+    """Whether it is a tensor in a graph of TensorFlow, which who has one has imported."""
+    tf = sys.modules.get("tensorflow")
+    return tf is not None and tf.is_tensor(images) and not isinstance(images, tf.__internal__.EagerTensor)
+
+
+def _prepare_arrays(
+    image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing, pixels: np.ndarray
+) -> np.ndarray:
+    """Compute in NumPy what `preprocessing_function` does, for (batch, height, width, channels)."""
+    kind = check_channels(pixels.shape, num_channels)
+    if kind == "grey":
+        pixels = np.repeat(pixels, num_channels, axis=-1)
+    elif kind == "opacity":
+        opacity = pixels[..., 3:].astype(np.float32)
+        mixed = (pixels[..., :3] * opacity + 255 * (255 - opacity)) / 255
+        pixels = (np.round(mixed) if pixels.dtype == np.uint8 else mixed).astype(pixels.dtype)
+    prepared: np.ndarray = normalize(resize_arrays(pixels, image_size, preprocessing), preprocessing)
+    return prepared
 
 
 FAR = 10  # times the largest value that a preparation gives; pixels of 0..255 are about 100 to 255 times it
@@ -195,21 +226,22 @@ def _to_channels(image: Any, num_channels: int) -> Any:
 
     from keras_vit.model.images import on_white
 
-    channels = image.shape[-1]
-    if channels == num_channels:
-        return image
-    if channels == 1:
+    kind = check_channels(image.shape, num_channels)
+    if kind == "grey":
         return tf.repeat(image, num_channels, axis=-1)
+    return on_white(image) if kind == "opacity" else image
+
+
+def check_channels(shape: Any, num_channels: int) -> str:
+    """Say what becomes of the channels of images of this shape: "same", "grey" is repeated, or has an "opacity"."""
+    channels = shape[-1]
+    if channels == num_channels:
+        return "same"
+    if channels == 1:
+        return "grey"
     if channels == 4 and num_channels == 3:
-        return on_white(image)
-    raise ValueError(f"The model takes images of {num_channels} channels. Received: {channels} in shape {image.shape}")
-
-
-def size_before_crop(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
-    """Size (height, width) of which `crop_fraction` is kept."""
-    # Rounded down as in timm (224 / 0.9 is 248); 1e-6 corrects floats, so that 384 / (384 / 448) is 448.
-    height, width = (math.floor(side / preprocessing.crop_fraction + 1e-6) for side in image_size)
-    return height, width
+        return "opacity"
+    raise ValueError(f"The model takes images of {num_channels} channels. Received: {channels} in shape {shape}")
 
 
 def _squash(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:
@@ -251,10 +283,12 @@ def _resize(image: Any, size: Any, preprocessing: Preprocessing) -> Any:
 def _resize_as_pillow(image: Any, size: Any, interpolation: str) -> Any:
     """Resize as Pillow 13 resizes bytes, bit for bit: uint8 (..., height, width, channels)."""
     import tensorflow as tf
+    import tensorflow.experimental.numpy as tnp
 
     def along(axis: int, pixels: Any) -> Any:
-        start, weights = pillow_weights(size[axis + 3], tf.shape(pixels)[axis], interpolation)
-        weights = tf.reshape(weights, [*tf.unstack(tf.shape(weights)), *[1] * (-axis - 1)])
+        sides = size[axis + 3], tf.shape(pixels)[axis]
+        start, weights = pillow_weights(*sides, interpolation, xp=tnp, arange=tf.range, cast=tf.cast)
+        weights = tf.reshape(tf.round(weights), [*tf.unstack(tf.shape(weights)), *[1] * (-axis - 1)])
         end = tf.shape(pixels)[axis] - 1
 
         def product(tap: Any) -> Any:
@@ -273,32 +307,6 @@ def _resize_as_pillow(image: Any, size: Any, interpolation: str) -> Any:
         lambda: along(-2, along(-3, image)),
         lambda: along(-3, along(-2, image)),
     )
-
-
-def is_height_first(source: Any, size: Any) -> Any:
-    """Whether Pillow 13 resizes, rounds and clips the height before the width, unlike earlier versions."""
-    removed_rows, removed_columns = source[0] - size[0], source[1] - size[1]
-    return (removed_rows > 0) & (removed_rows > 2 * removed_columns)
-
-
-def pillow_weights(new: Any, old: Any, interpolation: str) -> tuple[Any, Any]:
-    """Compute the first of the `old` pixels for each of `new` ones, and the weights of the pixels from there on.
-
-    The weights are whole numbers, float64 (pixels, new), and `PILLOW_ONE` is 1: sums of bytes are exact.
-    """
-    import tensorflow as tf
-    import tensorflow.experimental.numpy as tnp
-
-    kernel, reach = position.IMAGE_KERNELS[interpolation]
-    scale = tf.cast(old, tf.float64) / tf.cast(new, tf.float64)
-    widening = tf.maximum(scale, 1)
-    centers = (tf.range(new, dtype=tf.float64) + 0.5) * scale
-    start = tf.maximum(tf.cast(centers - reach * widening + 0.5, tf.int32), 0)
-    end = tf.minimum(tf.cast(centers + reach * widening + 0.5, tf.int32), old)
-    pixels = start + tf.range(tf.reduce_max(end - start))[:, None]
-    weights = kernel((tf.cast(pixels, tf.float64) + 0.5 - centers) / widening, xp=tnp)
-    weights = tf.where(pixels < end, weights, 0)
-    return start, tf.round(weights / tf.reduce_sum(weights, axis=0) * PILLOW_ONE)
 
 
 def _cut_centre(image: Any, size: tuple[int, int], preprocessing: Preprocessing) -> Any:

@@ -350,6 +350,8 @@ class VisionTransformer(keras.Model):
             for inner, inner_origin in zip(layer._flatten_layers(), origin._flatten_layers(), strict=True):
                 store: dict[str, Any] = {}
                 inner_origin.save_own_variables(store)
+                # Copies: JAX's variables would share an array, which Keras' fit and predict give away.
+                store = {name: np.array(value) for name, value in store.items()}
                 if isinstance(inner, PatchEmbedding):
                     size, method = inner.patch_size, self.config.position_method
                     store["0"] = position.resize_patches(store["0"], size, method=method)

@@ -63,8 +63,9 @@ def check_backend() -> None:
     """Raise a ValueError under another back end of Keras than TensorFlow."""
     if keras.config.backend() != "tensorflow":
         raise ValueError(
-            "Training and evaluation need KERAS_BACKEND=tensorflow; under other back ends models load, predict, "
-            f"convert and save. Received: KERAS_BACKEND={keras.config.backend()}"
+            "train.run, evaluate, examine and few_shot need KERAS_BACKEND=tensorflow. Start a new process with it, or "
+            "train and evaluate with Keras' own compile, fit and evaluate. "
+            f"Received: KERAS_BACKEND={keras.config.backend()}"
         )
 
 

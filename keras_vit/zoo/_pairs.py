@@ -227,7 +227,9 @@ def zero_shot_head(
     if config.projection_head:
         projection: dict[str, Any] = {}
         model.get_layer("head").save_own_variables(projection)
-        result.get_layer("pre_logits").load_own_variables(projection)
+        result.get_layer("pre_logits").load_own_variables(
+            {name: np.array(value) for name, value in projection.items()}  # not JAX's arrays themselves
+        )
     text = text / np.abs(text).max(axis=1, keepdims=True)  # squares of large numbers overflow
     text *= scale / np.linalg.norm(text, axis=1, keepdims=True)
     result.get_layer("head").set_weights([text.T, offset.repeat(len(text))])

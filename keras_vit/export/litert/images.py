@@ -5,19 +5,14 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import numpy.typing as npt
 
-from keras_vit import position
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, unknown_fields, writes
 from keras_vit.export.modes import Options, image_config
 from keras_vit.model.config import Preprocessing, ViTConfig
-from keras_vit.model.preprocess import PILLOW_ONE, is_height_first, pillow_weights, size_before_crop
-
-Matrix = npt.NDArray[np.float64]
-Size = tuple[int, int]  # height, width
+from keras_vit.model.resizing import Matrix, Size, is_height_first, resize_matrix, resize_plan
 
 
 class ImageInput(NamedTuple):
@@ -84,23 +79,6 @@ def _cast_to_float(ops: Operators, x: Tensor) -> Tensor:
     return x if x.dtype == "float32" else ops.cast(x, "float32", "image/floats")
 
 
-def resize_plan(source: Size, target: Size, preprocessing: Preprocessing) -> tuple[Size, Size]:
-    """Plan a resize and crop as `preprocess`: (height, width) to resize to, (top, left) of the part that stays."""
-    size = size_before_crop(target, preprocessing)
-    if preprocessing.resize == "crop":
-        ratios = np.array(size, np.float32) / np.array(source, np.float32)  # float32, as in TensorFlow
-        if preprocessing.crop_rounding == "nearest":
-            scaled = [int(np.round(np.float32(side) * np.max(ratios))) for side in source]
-        else:
-            axis = int(np.argmax(ratios))
-            scaled = [side * size[axis] // source[axis] for side in source]
-        size = max(scaled[0], target[0]), max(scaled[1], target[1])
-    margins = [old - new for old, new in zip(size, target, strict=True)]
-    is_even = preprocessing.crop_rounding == "half_even"
-    top, left = (round(margin / 2) if is_even else margin // 2 for margin in margins)
-    return size, (top, left)
-
-
 def _resize_builtin(ops: Operators, x: Tensor, target: Size, preprocessing: Preprocessing) -> Tensor:
     """Resize bilinearly and crop; the interpolation of the preprocessing is ignored."""
     size, corner = resize_plan(_size(x), target, preprocessing)
@@ -157,57 +135,3 @@ def _size(x: Tensor) -> Size:
 
 
 _RESIZERS: dict[str, Callable[..., Tensor]] = {"exact": _resize_exact, "builtin": _resize_builtin}
-
-
-def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
-    """Matrix, float64 (new, old), by which `preprocess` multiplies one side; its rows sum to 1."""
-    if new == old:
-        return np.eye(old)
-    if preprocessing.matches_pillow:
-        start, weights = (tensor.numpy() for tensor in pillow_weights(new, old, preprocessing.interpolation))
-        matrix = np.zeros((new, old + len(weights)))
-        for tap, weight in enumerate(weights):
-            matrix[np.arange(new), start + tap] = weight / PILLOW_ONE
-        return matrix[:, :old]
-    method, antialias = preprocessing.interpolation, preprocessing.antialias
-    if method in ("area", "nearest"):
-        return _area(new, old) if method == "area" else _nearest(new, old)
-    if method == "bicubic" and not antialias:
-        return _bicubic(new, old)
-    # As scale_and_translate_op.cc (TensorFlow). Bilinear without antialias repeats the border there: the same matrix.
-    widening = max(old / new, 1.0) if antialias else 1.0
-    return position.kernel_matrix(_centers(new, old), old, position.IMAGE_KERNELS[method][0], widening=widening)
-
-
-def _rescale(values: npt.NDArray[Any], new: int, old: int) -> Matrix:
-    """Map positions on a side of `new` pixels to a side of `old`, in float32 as TensorFlow does: see `_nearest`."""
-    return (values.astype(np.float32) * (np.float32(old) / np.float32(new))).astype(np.float64)
-
-
-def _centers(new: int, old: int) -> Matrix:
-    """Positions of the centres of `new` pixels among `old` ones, whose centres are 0 .. old - 1."""
-    return _rescale(np.arange(new) + 0.5, new, old) - 0.5
-
-
-def _bicubic(new: int, old: int) -> Matrix:
-    """Matrix of resize_bicubic_op.cc (TensorFlow): a = -0.5, positions rounded to 1/1024 of a pixel."""
-    positions = _centers(new, old)
-    start = np.floor(positions)
-    fraction = np.rint((positions - start) * 1024)[:, None] / 1024
-    pixels = start[:, None].astype(int) + np.arange(-1, 3)
-    weights = position.cubic(fraction - np.arange(-1, 3), a=-0.5)
-    weights[(pixels < 0) | (pixels >= old)] = 0
-    matrix = np.zeros((new, old))
-    np.add.at(matrix, (np.arange(new)[:, None], pixels.clip(0, old - 1)), weights)
-    return matrix / matrix.sum(axis=1, keepdims=True)
-
-
-def _nearest(new: int, old: int) -> Matrix:
-    """Half-pixel centres. Where a centre falls between two pixels, the last bit of its float32 decides."""
-    return np.eye(old)[np.floor(_centers(new, old) + 0.5).astype(int).clip(0, old - 1)]
-
-
-def _area(new: int, old: int) -> Matrix:
-    edges = _rescale(np.arange(new + 1.0), new, old)
-    overlap = np.minimum(edges[1:, None], np.arange(old) + 1) - np.maximum(edges[:-1, None], np.arange(old))
-    return np.maximum(overlap, 0) * new / old

@@ -1,0 +1,172 @@
+"""Resize and crop images in NumPy as `preprocess` does in TensorFlow: a plan, a matrix for each side, products."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from keras_vit import position
+from keras_vit.model.config import Preprocessing
+
+Matrix = npt.NDArray[np.float64]
+Size = tuple[int, int]  # height, width
+
+PILLOW_ONE = 2**22  # Pillow's weights are whole numbers of this fraction
+MAX_ASPECT = 64  # longer side / shorter side: a crop uses only the middle of a longer image
+MAX_NUMBERS = 1 << 24  # that are multiplied at a time: in float64 pixels have eight times their size
+
+
+def resize_arrays(images: np.ndarray, target: Size, preprocessing: Preprocessing) -> np.ndarray:
+    """Resize and crop images (batch, height, width, channels) of 0..255 as `preprocess` does: float32, 0..255.
+
+    The sums are float64, so that those of `Preprocessing.matches_pillow` are exact. Others are rounded where TensorFlow
+    rounds each step to float32.
+    """
+    source = images.shape[1], images.shape[2]
+    if preprocessing.resize == "crop":
+        shown = [min(side, MAX_ASPECT * min(source)) for side in source]
+        top, left = ((side - kept) // 2 for side, kept in zip(source, shown, strict=True))
+        images = images[:, top : top + shown[0], left : left + shown[1]]
+        source = shown[0], shown[1]
+    size, corner = resize_plan(source, target, preprocessing)
+    axes = (0, 1) if preprocessing.matches_pillow and is_height_first(source, size) else (1, 0)
+    for axis in axes:
+        kept = slice(corner[axis], corner[axis] + target[axis])
+        if size[axis] == source[axis]:
+            images = images[:, kept] if axis == 0 else images[:, :, kept]
+            continue
+        images = _multiply(
+            images, resize_matrix(size[axis], source[axis], preprocessing)[kept], axis + 1, preprocessing
+        )
+    return images.astype(np.float32)
+
+
+def _multiply(images: np.ndarray, matrix: Matrix, axis: int, preprocessing: Preprocessing) -> np.ndarray:
+    """Multiply one axis of images by a matrix, in parts of the other axis, clip and round: float32, or uint8 if whole.
+
+    It takes the pixels alone that the matrix uses.
+    """
+    used = np.flatnonzero(matrix.any(axis=0))
+    images, matrix = images.take(used, axis=axis), matrix[:, used]
+    other = 3 - axis
+    done = []
+    for part in np.array_split(images, min(images.shape[other], -(-images.size // MAX_NUMBERS)), axis=other):
+        product = np.moveaxis(np.tensordot(part.astype(np.float64), matrix, (axis, 1)), -1, axis)
+        if preprocessing.overshoots or preprocessing.round_pixels:
+            product = product.clip(0, 255)
+        if preprocessing.round_pixels:
+            product = np.floor(product + 0.5) if preprocessing.matches_pillow else np.round(product)
+        done.append(product.astype(np.uint8 if preprocessing.round_pixels else np.float32))
+    return np.concatenate(done, axis=other)
+
+
+def size_before_crop(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
+    """Size (height, width) of which `crop_fraction` is kept."""
+    # Rounded down as in timm (224 / 0.9 is 248); 1e-6 corrects floats, so that 384 / (384 / 448) is 448.
+    height, width = (math.floor(side / preprocessing.crop_fraction + 1e-6) for side in image_size)
+    return height, width
+
+
+def resize_plan(source: Size, target: Size, preprocessing: Preprocessing) -> tuple[Size, Size]:
+    """Plan a resize and crop as `preprocess`: (height, width) to resize to, (top, left) of the part that stays."""
+    size = size_before_crop(target, preprocessing)
+    if preprocessing.resize == "crop":
+        ratios = np.array(size, np.float32) / np.array(source, np.float32)  # float32, as in TensorFlow
+        if preprocessing.crop_rounding == "nearest":
+            scaled = [int(np.round(np.float32(side) * np.max(ratios))) for side in source]
+        else:
+            axis = int(np.argmax(ratios))
+            scaled = [side * size[axis] // source[axis] for side in source]
+        size = max(scaled[0], target[0]), max(scaled[1], target[1])
+    margins = [old - new for old, new in zip(size, target, strict=True)]
+    is_even = preprocessing.crop_rounding == "half_even"
+    top, left = (round(margin / 2) if is_even else margin // 2 for margin in margins)
+    return size, (top, left)
+
+
+def is_height_first(source: Any, size: Any) -> Any:
+    """Whether Pillow 13 resizes, rounds and clips the height before the width, unlike earlier versions."""
+    removed_rows, removed_columns = source[0] - size[0], source[1] - size[1]
+    return (removed_rows > 0) & (removed_rows > 2 * removed_columns)
+
+
+def pillow_weights(
+    new: Any,
+    old: Any,
+    interpolation: str,
+    *,
+    xp: Any = np,
+    arange: Callable[..., Any] = np.arange,
+    cast: Callable[..., Any] = np.asarray,
+) -> tuple[Any, Any]:
+    """Compute the first of the `old` pixels for each of `new` ones, and the weights of the pixels from there on.
+
+    The weights are float64 (pixels, new), and `PILLOW_ONE` is 1. Who rounds them, half to even, has Pillow's, with
+    which sums of bytes are exact. In a graph `xp`, `arange` and `cast` are TensorFlow's.
+    """
+    kernel, reach = position.IMAGE_KERNELS[interpolation]
+    scale = cast(old, "float64") / cast(new, "float64")
+    widening = xp.maximum(scale, 1.0)
+    centers = (arange(new, dtype="float64") + 0.5) * scale
+    start = cast(xp.maximum(cast(centers - reach * widening + 0.5, "int32"), 0), "int32")
+    end = cast(xp.minimum(cast(centers + reach * widening + 0.5, "int32"), old), "int32")
+    pixels = start + arange(xp.max(end - start))[:, None]
+    weights = kernel((cast(pixels, "float64") + 0.5 - centers) / widening, xp=xp)
+    weights = xp.where(pixels < end, weights, 0.0)
+    return start, weights / xp.sum(weights, axis=0) * PILLOW_ONE
+
+
+def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
+    """Matrix, float64 (new, old), by which `preprocess` multiplies one side; its rows sum to 1."""
+    if new == old:
+        return np.eye(old)
+    if preprocessing.matches_pillow:
+        start, weights = pillow_weights(new, old, preprocessing.interpolation)
+        matrix = np.zeros((new, old + len(weights)))
+        for tap, weight in enumerate(weights):
+            matrix[np.arange(new), start + tap] = np.rint(weight) / PILLOW_ONE
+        return matrix[:, :old]
+    method, antialias = preprocessing.interpolation, preprocessing.antialias
+    if method in ("area", "nearest"):
+        return _area(new, old) if method == "area" else _nearest(new, old)
+    if method == "bicubic" and not antialias:
+        return _bicubic(new, old)
+    # As scale_and_translate_op.cc (TensorFlow). Bilinear without antialias repeats the border there: the same matrix.
+    widening = max(old / new, 1.0) if antialias else 1.0
+    return position.kernel_matrix(_centers(new, old), old, position.IMAGE_KERNELS[method][0], widening=widening)
+
+
+def _rescale(values: npt.NDArray[Any], new: int, old: int) -> Matrix:
+    """Map positions on a side of `new` pixels to a side of `old`, in float32 as TensorFlow does: see `_nearest`."""
+    return (values.astype(np.float32) * (np.float32(old) / np.float32(new))).astype(np.float64)
+
+
+def _centers(new: int, old: int) -> Matrix:
+    """Positions of the centres of `new` pixels among `old` ones, whose centres are 0 .. old - 1."""
+    return _rescale(np.arange(new) + 0.5, new, old) - 0.5
+
+
+def _bicubic(new: int, old: int) -> Matrix:
+    """Matrix of resize_bicubic_op.cc (TensorFlow): a = -0.5, positions rounded to 1/1024 of a pixel."""
+    positions = _centers(new, old)
+    start = np.floor(positions)
+    fraction = np.rint((positions - start) * 1024)[:, None] / 1024
+    pixels = start[:, None].astype(int) + np.arange(-1, 3)
+    weights = position.cubic(fraction - np.arange(-1, 3), a=-0.5)
+    weights[(pixels < 0) | (pixels >= old)] = 0
+    matrix = np.zeros((new, old))
+    np.add.at(matrix, (np.arange(new)[:, None], pixels.clip(0, old - 1)), weights)
+    return matrix / matrix.sum(axis=1, keepdims=True)
+
+
+def _nearest(new: int, old: int) -> Matrix:
+    """Half-pixel centres. Where a centre falls between two pixels, the last bit of its float32 decides."""
+    return np.eye(old)[np.floor(_centers(new, old) + 0.5).astype(int).clip(0, old - 1)]
+
+
+def _area(new: int, old: int) -> Matrix:
+    edges = _rescale(np.arange(new + 1.0), new, old)
+    overlap = np.minimum(edges[1:, None], np.arange(old) + 1) - np.maximum(edges[:-1, None], np.arange(old))
+    return np.maximum(overlap, 0) * new / old
