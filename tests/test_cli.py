@@ -147,6 +147,7 @@ def test_a_summary_is_of_the_default_weights_and_followed_by_the_card() -> None:
     assert "35.1 GFLOP an image: 17.6 G multiply-adds" in small and "86,567,656" in small
 
 
+@pytest.mark.full
 def test_a_summary_fits_a_terminal() -> None:
     one_of_each_family = {cards.card(name).family: name for name in reversed(catalogue.names())}
     for name in one_of_each_family.values():

@@ -147,8 +147,9 @@ def test_an_int16x8_file_has_floats_at_its_ends_alone(kind, options, inside, tmp
     assert float_operators(tmp_path / "out.tflite") == sorted(["DEQUANTIZE", "QUANTIZE", *inside])
 
 
-@pytest.mark.parametrize("output", ["logits", pytest.param("classes", marks=pytest.mark.full)])
-def test_an_int16x8_file_of_maps_has_floats_at_its_ends_alone(output, tmp_path):
+@pytest.mark.full
+@pytest.mark.parametrize("output", ["logits", "classes"])
+def test_an_int16x8_file_of_maps_has_floats_at_its_ends_alone(output: str, tmp_path: Path) -> None:
     model = dense.segmenter(built(num_classes=0, num_layers=4), 3, head="dpt")
     images = samples.images(model.config, 8)
     options = {"calibration": images, "least_cosine": -1, "least_agreement": 0, "output": output}
