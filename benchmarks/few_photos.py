@@ -38,12 +38,15 @@ HELD_OUT = {"drawings": 10, "digits": 100}  # pictures of a class that no run tr
 SEEDS = 3  # draws
 JUDGED = 500  # pictures of another style
 PROBE = "probe, 8 blocks"
-# Method: its changes of the recipe finetune-photos, with the probe's own as the start; None for the probes. All
-# but the method finetune-photos are without RandAugment.
+# Method: its changes of the recipe finetune-photos, with the probe's own as the start; None for the probes. Methods
+# without `randaugment_layers` are without RandAugment.
 METHODS: dict[str, dict[str, Any] | None] = {
     "probe, 1 block": None,
     PROBE: None,
     "finetune-photos": {"randaugment_layers": 2},
+    "magnitude 10": {"randaugment_layers": 2, "randaugment_magnitude": 10.0},
+    "magnitude 15": {"randaugment_layers": 2, "randaugment_magnitude": 15.0},
+    "averaged with 0.998": {"randaugment_layers": 2, "ema_decay": 0.998},
     "without RandAugment": {},
     "norms and biases, 1e-3": {"train_only": ["norms", "biases"], "learning_rate": 1e-3},
     "norms and biases, 3e-3": {"train_only": ["norms", "biases"], "learning_rate": 3e-3},

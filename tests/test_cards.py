@@ -21,7 +21,7 @@ from test_parameter_counts import OFFICIAL
 FAMILIES = sorted(files.data_folder("zoo").glob("*.toml"))
 EVERY_FILE = [weights for path in FAMILIES for weights in read_family(path).weights]
 CARDS = {f"{weights.architecture} {weights.tag}": weights for weights in EVERY_FILE}
-STEP = 12  # parts of the cards that are counted, as tests of several processes
+STEP = 12  # tests that share the cards, so that they run side by side
 BACKBONES = {name.replace("_", "/"): headless for name, (_, headless, _) in OFFICIAL.items()}
 
 CARD = """

@@ -44,7 +44,8 @@ QUICK = ["add-a-model-or-format", "many-gpus-and-tpu-pods", "migrate"]
 def test_the_python_of_a_page_runs_from_top_to_bottom(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doc_blocks.run(PAGES[page].replace("epochs=5", "epochs=1"), tmp_path, monkeypatch)
+    text = PAGES[page].replace("epochs=5", "epochs=1")  # of several-labels: more epochs run no other code
+    doc_blocks.run(text, tmp_path, monkeypatch)
 
 
 def test_blocks_that_need_something_are_python_too() -> None:

@@ -458,12 +458,12 @@ def test_rotary_positions_turn_each_pair_by_its_coordinate(grid: int | None, off
 
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_learned_rotary_positions_turn_each_pair_by_both_coordinates(interleaved: bool) -> None:
-    # arXiv 2403.13298, equation 14, as complex numbers. timm's own file is in test_timm_variants.
+    # arXiv 2403.13298, equation 14, as complex numbers; test_peers_torch compares with timm.
     rotary = Rotary((2, 3), 1, 10.0, trained_grid=0, interleaved=interleaved, axes="xy", block=1)
     layer = RotaryFrequencies(dataclasses.asdict(rotary), num_layers=2, num_heads=2, head_size=8, dtype="float64")
     random = np.random.default_rng(0)
     x = random.normal(size=(1, 2, 7, 8))
-    tables = layer(x)  # builds it
+    layer(x)  # builds it
     first = np.asarray(layer.frequencies)
     np.testing.assert_allclose(np.hypot(*first), np.broadcast_to([1, 10**-0.5, 1, 10**-0.5], (2, 2, 4)), rtol=1e-6)
     layer.frequencies.assign(random.normal(size=first.shape))
@@ -507,6 +507,7 @@ def test_what_timm_has_no_argument_for_is_not_written(tmp_path: Path) -> None:
         ("RoPE-ViT", "timm_rope", {"gated_mlp": True, "activation": "silu"}, "gated_mlp=True"),
         ("learned rotary positions", "timm_rope", {"rotary_offset": 1.0}, "rotary_offset=1.0"),
         ("learned rotary positions", "timm_rope", {"rotary_grid": 3}, "rotary_grid=3"),
+        ("learned rotary positions", "timm_rope", {"rotary_interleaved": False}, "rope_rotate_half"),
         ("RoPE-ViT", "timm", {"layer_scale": None, "rotary_learned": True}, "rotary_learned"),
         ("RoPE-ViT", "huggingface_dinov3", {"num_classes": 0}, "rotary_axes='xy'"),
     ):

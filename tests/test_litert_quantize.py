@@ -139,7 +139,9 @@ def float_operators(path: Path) -> list[str]:
         pytest.param("pure", {"attention": True}, ["DEQUANTIZE"], marks=pytest.mark.full),
     ],
 )
-def test_an_int16x8_file_has_floats_at_its_ends_alone(kind, options, inside, tmp_path):
+def test_an_int16x8_file_has_floats_at_its_ends_alone(
+    kind: str, options: dict[str, Any], inside: list[str], tmp_path: Path
+) -> None:
     model = built(**(VARIANTS | FAMILIES | OTHERS)[kind])
     images = samples.pixels(model.config, 4) if options.get("input_dtype") else samples.images(model.config, 4)
     least = {"least_cosine": -1, "least_agreement": 0}
@@ -162,7 +164,7 @@ def test_an_int16x8_file_of_maps_has_floats_at_its_ends_alone(output: str, tmp_p
 
 
 @pytest.mark.parametrize("weights", [1e-6, 0.0])
-def test_an_output_of_a_tiny_kernel_keeps_its_bias(weights, tmp_path):
+def test_an_output_of_a_tiny_kernel_keeps_its_bias(weights: float, tmp_path: Path) -> None:
     """The bias of a dead unit is 1, but its integer would exceed 32 bits. Cut off, an error of 0.15."""
     model = built()
     layer = model.get_layer("block_0").mlp.dense1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from model_weights import assert_same_bits, values
 from reference_cases import distance
 from tiny_models import built
 
-NAFLEX = Path(__file__).parent / "data" / "text" / "hf_siglip2_naflex"
+DATA = Path(__file__).parent / "data"
+NAFLEX, FIXED = DATA / "text" / "hf_siglip2_naflex", DATA / "families" / "hf_siglip_vision"
 
 
 def test_a_naflex_tower_is_exact_at_the_grid_of_each_image() -> None:
@@ -27,6 +29,14 @@ def test_a_naflex_tower_is_exact_at_the_grid_of_each_image() -> None:
         model = converters.load(NAFLEX, image_size=image.shape[1:3])
         assert distance(model(image), reference["image_features"][i : i + 1]) < 1e-5, grid
     assert converters.load(NAFLEX).config.grid == (4, 4)  # that of the positions
+    assert converters.load(FIXED).config.position_method == "bicubic"
+
+
+def test_a_naflex_tower_without_config_json_is_resized_in_the_same_way(tmp_path: Path) -> None:
+    shutil.copy(NAFLEX / "model.safetensors", tmp_path)
+    bare, model = (converters.load(path, config={"num_heads": 4}, image_size=48) for path in (tmp_path, NAFLEX))
+    assert bare.config.position_method == "bilinear-antialias"
+    assert_same_bits(values(bare), values(model))
 
 
 def test_a_naflex_tower_is_written_as_one_of_a_fixed_resolution(tmp_path: Path) -> None:
@@ -51,7 +61,7 @@ def test_a_naflex_vit_of_timm_has_the_numbers_of_the_fixed_one(tmp_path: Path) -
     tensors["embeds.pos_embed"] = positions.reshape(1, 4, 4, -1)
     (tmp_path / "naflex").mkdir()
     save_file(tensors, tmp_path / "naflex" / "model.safetensors")
-    with pytest.raises(CheckpointError, match="do not say activation, position_method"):
+    with pytest.raises(CheckpointError, match="may be a NaFlexVit whose positions keep the aspect ratio"):
         converters.load(tmp_path / "naflex")
     (tmp_path / "naflex" / "config.json").write_text(json.dumps(said))
     found = converters.load(tmp_path / "naflex")

@@ -94,6 +94,20 @@ def test_the_name_of_an_entry_point_tells_what_its_tensors_do_not() -> None:
             json_timm.read({"architecture": name})
 
 
+def test_a_type_of_rotary_positions_is_read_where_it_is_all_that_changes() -> None:
+    mixed = {"rope_type": "mixed"}
+    said = json_timm.read({"architecture": "vit_pe_core_base_patch16_224", "model_args": mixed})
+    assert (said["rotary_learned"], said["rotary_grid"], said["rotary_offset"]) == (True, 0, 0.0)
+    for name, arguments in (
+        ("vit_small_patch16_dinov3", {"rope_type": "cat"}),
+        ("eva02_base_patch14_448", mixed),
+        ("vit_base_patch16_224", mixed),
+        ("vit_base_patch16_rope_224", {**mixed, "rope_rotate_half": True}),
+    ):
+        with pytest.raises(CheckpointError, match="model_args.rope_"):
+            json_timm.read({"architecture": name, "model_args": arguments})
+
+
 def test_timm_is_told_an_entry_point_and_the_rest_in_arguments() -> None:
     for name, width in ENTRY_POINTS.items():
         epsilon = 1e-5 if "clip" in name else 1e-6

@@ -65,13 +65,13 @@ def export(
         check_folder_path(to)
     else:
         check_file_path(to)
-        chosen = Options(**given)
+        wanted = Options(**given)
         if not found.has_maps:
-            chosen.check(found.config)
-        mode = load_mode(chosen.mode_name)
+            wanted.check(found.config)
+        mode = load_mode(wanted.mode_name)
         if mode.needs_calibration and not files:
             raise ValueError(
-                f"--quantize {chosen.mode_name} needs calibration images: --images FOLDER, a hundred or more"
+                f"--quantize {wanted.mode_name} needs calibration images: --images FOLDER, a hundred or more"
             )
     with options.quiet():
         from keras_vit import export as exports

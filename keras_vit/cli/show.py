@@ -99,14 +99,14 @@ def _families(cards: Iterable[Card]) -> str:
 
 
 def _use(card: Card) -> str:
-    """What a model's recommended weights are for, one of USES."""
+    """Choose the key of USES for a model, by its recommended weights."""
     recommended = card.weights[card.default]
     is_pair = (recommended.text or recommended.tokenizer) and not recommended.labels
     return "words" if is_pair else "classify" if recommended.num_classes else "features"
 
 
 def _first(names: Sequence[str]) -> str:
-    """As many names as a line has columns for, and the number of the others."""
+    """Join names up to NAMES_WIDTH columns, and count the others: "S/16, B/16, and 3 more"."""
     for shown in range(len(names), 0, -1):
         others = [f"and {len(names) - shown} more"] if shown < len(names) else []
         text = ", ".join([*names[:shown], *others])

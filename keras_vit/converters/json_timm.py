@@ -37,7 +37,8 @@ _INTERPOLATIONS = {
 _OPPOSITE = {True: False, False: True}
 _FINAL_NORMS = {True: "pooled", False: "tokens"}
 _GELUS = {"gelu": "gelu_erf", "gelu_tanh": "gelu_tanh", "quick_gelu": "gelu_quick"}
-_PLAIN = ("relu", "relu6", "leaky_relu", "silu", "sigmoid", "tanh")  # activations with the same name here
+# Activations that have the same name here.
+_PLAIN = {name: name for name in ("relu", "relu6", "leaky_relu", "silu", "sigmoid", "tanh")}
 _TOP: Keys = {"num_classes": "num_classes", "num_features": "hidden_size", "global_pool": ("classifier", _POOLS)}
 # Arguments of the classes ResNetV2, MlpMixer, of both VisionTransformer and Eva, and of these two alone.
 _BIT_ARGS: Keys = {"num_classes": "num_classes", "in_chans": "num_channels", "global_pool": ("classifier", _POOLS)}
@@ -64,7 +65,7 @@ _VIT_ARGS: Keys = {
     "pre_norm": "pre_norm",
     "fc_norm": ("final_norm", _FINAL_NORMS),
     "pool_include_prefix": "pool_prefix",
-    "act_layer": ("activation", {**_GELUS, "swish": "silu", "hard_swish": "hard_swish", **{n: n for n in _PLAIN}}),
+    "act_layer": ("activation", {**_GELUS, "swish": "silu", "hard_swish": "hard_swish", **_PLAIN}),
 }
 _EVA_ARGS: Keys = {
     **_BOTH_ARGS,
@@ -139,7 +140,11 @@ def read(values: Json) -> Fields:
         **({"preprocessing": preprocessing} if preprocessing else {}),
         **_absent_norm(arguments),
     }
+    if "rope_type" in arguments and "rotary_axes" not in implied:  # DINOv3 and EVA-02 have further arguments
+        raise CheckpointError("config.json: model_args.rope_type is read of RoPE-ViTs and Perception Encoders alone")
     if fields.get("rotary_learned"):  # numbers of patches, whatever the other arguments say
+        if not fields["rotary_interleaved"]:
+            raise CheckpointError("config.json: model_args.rope_rotate_half is not read with rope_type='mixed'")
         fields |= {"rotary_grid": 0, "rotary_offset": 0.0}
     if "rotary_theta" in implied and fields.get("classifier") == "map":  # Eva's attention pools all tokens
         return {"pool_prefix": True, **fields}

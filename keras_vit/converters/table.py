@@ -168,9 +168,8 @@ class Row:
     twice: str | None = None
     is_untransposed: bool = False  # whether the tensor is a matrix (in, out) also in a torch file
     is_depthwise: bool = False  # whether the tensor is a kernel that filters each channel by itself
-    # Whether the position embedding begins with a row for the class token alone, which is added to that token.
-    folds_class_row: bool = False
-    is_flat: bool = False  # whether it may be a matrix of flat patches (rows, columns, 3), or positions on two axes
+    folds_class_row: bool = False  # whether the first position is the class token's alone, and is added to it
+    is_flat: bool = False  # whether it is a matrix of flat patches (rows, columns, 3), or has positions on two axes
 
     @property
     def is_kernel(self) -> bool:
@@ -325,7 +324,8 @@ class Table:
         found = []
         for row_pattern, row in self._patterns:
             match = row_pattern.fullmatch(canonical)
-            if not match or row.unless in present or not (row.beside is None or row.beside in present):
+            is_other = row.is_flat and len(present.get(canonical, ())) != (2 if row.is_kernel else 4)
+            if not match or is_other or row.unless in present or not (row.beside is None or row.beside in present):
                 continue
             other = present.get(fill(row.twice, match.groupdict()), ()) if row.twice else ()
             if row.twice is None or [2 * size for size in other[-1:]] == [*present.get(canonical, ())[:1]]:
@@ -350,10 +350,10 @@ def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple
         shape = (shape[0] // count, *shape[1:])
     if row.folds_class_row and len(shape) > 1:
         shape = (*shape[:-2], shape[-2] - 1, shape[-1])
-    if row.is_flat and row.is_kernel and len(shape) == 2 and 3 * (side := math.isqrt(shape[1] // 3)) ** 2 == shape[1]:
-        return (side, side, 3, shape[0])
-    if row.is_flat and len(shape) == 4 and not row.is_kernel:
+    if row.is_flat and not row.is_kernel:
         return (1, shape[1] * shape[2], shape[3])
+    if row.is_flat and 3 * (side := math.isqrt(shape[1] // 3)) ** 2 == shape[1]:
+        return (side, side, 3, shape[0])
     if layout == "torch" and row.is_kernel:
         shape = tuple(shape[axis] for axis in row.torch_axes(len(shape)) if axis < len(shape))
     return shape if row.rank is None else without_leading_ones(shape)
@@ -492,8 +492,8 @@ def _row(variable: str, text: str) -> Row:
                 options["folds_class_row"] = True
             case _:
                 raise ValueError(
-                    f"{variable}: the steps are 'part K of N', 'rank N', 'flat', 'if FIELD = VALUE', 'unless TENSOR', "
-                    f"'beside TENSOR', 'twice TENSOR', 'untransposed', 'depthwise', 'fold class row'. Received: {step}"
+                    f"{variable}: no step {step!r:.200}. Steps: 'part K of N', 'rank N', 'if FIELD = VALUE', 'unless "
+                    "TENSOR', 'beside TENSOR', 'twice TENSOR', 'untransposed', 'depthwise', 'flat', 'fold class row'"
                 )
     if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:
         raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r:.200}")

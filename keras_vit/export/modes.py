@@ -235,7 +235,7 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What is chosen for a kind of processor, and what it cannot run; docs/phone-and-browser.md has the sources."""
+    """Default options of files for a kind of processor, and what it cannot run. Sources: docs/phone-and-browser.md."""
 
     quantize: str  # the mode that is taken unless another is given
     why: str  # why this mode, and who measured it
@@ -331,7 +331,7 @@ class Options:
 
     @property
     def target(self) -> Device | None:
-        """What is known of `device`."""
+        """The entry of DEVICES for `device`; None without a device."""
         return DEVICES.get(self.device) if isinstance(self.device, str) else None
 
     @property

@@ -54,11 +54,11 @@ SCALE = 12  # bytes for each output of an int8 kernel: a float32 scale, and the 
 # Tensors of an activation's width: those that its gradient keeps (input, output and those between), and those that
 # exist at once in inference, the input included. Results with a single reader are overwritten in place; most
 # activations read their input twice, for a product at the end.
-KEPT_ALONE = ("relu", "relu6", "sigmoid", "tanh")  # whose gradient needs the output
+OF_OUTPUT = ("relu", "relu6", "sigmoid", "tanh")  # their gradient needs the output, which the next layer keeps too
 KEPT = {"gelu_tanh": 5, "gelu_erf": 5, "gelu_quick": 3, "silu": 2, "hard_swish": 4, "leaky_relu": 2, "linear": 1}
-KEPT |= dict.fromkeys(KEPT_ALONE, 1)
+KEPT |= dict.fromkeys(OF_OUTPUT, 1)
 PEAK = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "hard_swish": 2, "leaky_relu": 1, "linear": 1}
-PEAK |= dict.fromkeys(KEPT_ALONE, 1)
+PEAK |= dict.fromkeys(OF_OUTPUT, 1)
 # The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
     image_size patch_size num_channels patch_bias resnet class_token distilled num_registers pre_norm position
@@ -380,7 +380,7 @@ def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
     cost = Cost(
         multiply_adds=positions * sum(prod(dense.kernel.shape) for dense in denses),
         kept=positions * width + (KEPT[layer.activation] + layer.gated) * hidden,
-        kept_inputs=positions * width + hidden * (layer.activation not in KEPT_ALONE),
+        kept_inputs=positions * width + hidden * (layer.activation not in OF_OUTPUT),
         peak=(PEAK[layer.activation] + layer.gated) * hidden,
         widest=hidden,
     )

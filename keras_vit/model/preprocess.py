@@ -47,7 +47,7 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
 
 
 def _is_symbolic(images: Any) -> bool:
-    """Whether it is a tensor in a graph of TensorFlow, which who has one has imported."""
+    """Check for a tensor of a TensorFlow graph. Without TensorFlow in this process there is none."""
     tf = sys.modules.get("tensorflow")
     return tf is not None and tf.is_tensor(images) and not isinstance(images, tf.__internal__.EagerTensor)
 

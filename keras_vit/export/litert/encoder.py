@@ -193,9 +193,8 @@ def _center_and_scale(file: FileWriter, x: Tensor, name: str) -> Tensor:
 
 honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
 honours(RelativeBias, "grid", "num_heads", "prefix_tokens", "mlp_dim", "method")
-STREAM_READERS.update(
-    (RelativePosition, RelativeBias, RotaryFrequencies)
-)  # of the tokens they read shape and type alone
+# Of the tokens they read shape and type alone.
+STREAM_READERS.update((RelativePosition, RelativeBias, RotaryFrequencies))
 honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
 honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "axes", "block")
 honours(RotaryFrequencies, "rotary", "num_layers", "num_heads", "head_size")

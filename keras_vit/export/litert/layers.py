@@ -13,7 +13,7 @@ from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, unsupported, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
-from keras_vit.model.layers.base import activation_function
+from keras_vit.model.layers.base import LEAKY_SLOPE, activation_function
 from keras_vit.model.layers.block import Dense
 
 MAX_RANK = 4  # dimensions that GPUs and NPUs accept
@@ -48,7 +48,7 @@ def write_norm(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     return norm(file, layer, file.read(x), layer.name)
 
 
-# Of one operator, by name.
+# Activations that are one operator without options.
 OPERATORS = {"relu": "RELU", "relu6": "RELU6", "hard_swish": "HARD_SWISH", "sigmoid": "LOGISTIC", "tanh": "TANH"}
 KNOWN_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "silu", "leaky_relu", "linear", *OPERATORS)
 for kind in (keras.layers.Dense, Dense):
@@ -190,7 +190,7 @@ def activation(ops: Operators, function: str, x: Tensor, name: str) -> Tensor:
     if function in OPERATORS:
         return ops.unary(OPERATORS[function], x, name)
     if function == "leaky_relu":
-        return ops.unary("LEAKY_RELU", x, name, options="LeakyReluOptions", alpha=0.01)
+        return ops.unary("LEAKY_RELU", x, name, options="LeakyReluOptions", alpha=LEAKY_SLOPE)
     if function in ("gelu_tanh", "gelu_erf"):
         return ops.gelu(x, name, approximate=function == "gelu_tanh")
     gate = x  # silu

@@ -79,8 +79,11 @@ def _gelu_quick(x: Any) -> Any:
     return x * ops.sigmoid(1.702 * x)
 
 
+LEAKY_SLOPE = 0.01  # PyTorch's
+
+
 def _leaky_relu(x: Any) -> Any:
-    return ops.maximum(x, 0.01 * x)  # PyTorch's slope
+    return ops.maximum(x, LEAKY_SLOPE * x)
 
 
 def _linear(x: Any) -> Any:
