@@ -4,18 +4,17 @@ An unknown class of layers, an unknown field of the config and weights that belo
 never too small because something was left out.
 """
 
-import contextlib
 import dataclasses
 import functools
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
 import keras
-from keras.src.backend.common import global_state
 
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ResNetConfig, ViTConfig
@@ -24,26 +23,21 @@ from keras_vit.model.layers.block import Dense
 from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition, RotaryFrequencies
 from keras_vit.model.vision_transformer import VisionTransformer
 
-_UNINITIALIZED = "uninitialized_variables"  # Keras' list of variables that wait for a value
-
-
-@contextlib.contextmanager
-def no_values() -> Iterator[None]:
-    """Give no values to variables that are created inside the context, and draw no random numbers for them."""
-    drawn = random.getstate()  # from which initializers take their seeds
-    waiting = list(global_state.get_global_attribute(_UNINITIALIZED, []))
-    try:
-        with keras.StatelessScope(initialize_variables=False):
-            yield
-    finally:
-        # Otherwise Keras keeps the new variables, and gives them values at the end of another scope.
-        global_state.set_global_attribute(_UNINITIALIZED, waiting)
-        random.setstate(drawn)
-
 
 def symbolic_model(config: ViTConfig) -> VisionTransformer:
     """Build a float32 model without values, in a fraction of a second; only its structure can be read."""
-    with no_values(), warnings.catch_warnings():
+    drawn = random.getstate()  # from which initializers take their seeds
+    try:
+        # Keras lists variables that wait for a value, for each thread, and gives them values when another scope ends.
+        # The list of a thread of its own goes with it.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_without_values, config).result()
+    finally:
+        random.setstate(drawn)
+
+
+def _without_values(config: ViTConfig) -> VisionTransformer:
+    with keras.StatelessScope(initialize_variables=False), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "keras_vit: ", UserWarning)  # nobody asked for this model
         return VisionTransformer(config, dtype="float32")
 
