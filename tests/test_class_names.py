@@ -107,6 +107,7 @@ def test_several_labels_per_image_are_matched_too() -> None:
     assert (moved.top1, moved.loss) == (same.top1, same.loss)
 
 
+@pytest.mark.full
 def test_without_names_the_order_of_numbered_folders_is_said(tmp_path: Path) -> None:
     fill(tmp_path, **{str(number): 1 for number in range(12)})
     with pytest.warns(UserWarning, match=r"numbers in the order of text: 0, 1, 10, ... are the classes 0, 1, 2"):

@@ -206,6 +206,7 @@ def test_predict_without_a_head_says_embed_before_anything_is_loaded(
         assert f"{model} has no head for classes" in message and f"keras-vit embed {model} IMAGES" in message
 
 
+@pytest.mark.full
 def test_a_name_of_the_zoo_stays_one_though_a_folder_has_it(
     digit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +299,7 @@ WITH_MODEL = {
 }
 
 
+@pytest.mark.full
 def test_all_commands_agree_whether_a_text_is_a_name_a_path_or_a_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,7 @@ def test_reports_and_exports_leave_out_and_count_what_cannot_be_read(
     assert "b.png' is an empty file" in fails(monkeypatch, "verify", file, run_folder, folder / "b.png")
 
 
+@pytest.mark.full
 def test_commands_take_folders_and_patterns(
     run_folder: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

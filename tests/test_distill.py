@@ -190,6 +190,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.full
 def test_a_teacher_that_does_not_fit_is_refused() -> None:
     def run(recipe: str = "distill", teacher: Any = None) -> train.Result:
         if isinstance(teacher, ViTConfig):

@@ -60,6 +60,7 @@ def test_the_counts_are_those_of_scikit_learn_and_of_evaluate() -> None:
             found.mistakes(wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_the_page_shows_the_worst_mistakes_and_no_name_is_markup(tmp_path: Path) -> None:
     names = [HOSTILE, "=1+1", "@SUM(A1)", *"3456789"]
     model, data = zoo.load("digits", labels=tuple(names)), digits.load()

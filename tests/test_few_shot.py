@@ -118,6 +118,7 @@ def arrays() -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 def test_few_shot_on_digits_is_the_official_formula_on_the_models_features() -> None:
     model, data = zoo.load("digits"), arrays()
     found = few_shot(model, data, shots=(5, 1, 5), seed=3)

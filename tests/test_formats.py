@@ -24,6 +24,8 @@ from tiny_models import built
 
 CASES = list(reference.CASES)
 ONE_SIZE, RESIZED = reference.of_kind("official_npz"), reference.of_kind("official_npz_interpolation")
+BIG_VISION = reference.of_kind("big_vision_npz")
+IN_FLOAT64 = [*ONE_SIZE[::2], *BIG_VISION[::2]]
 OF_A_FORMAT = {"google": "vit_token", "big_vision": "bv_tok_rep", "huggingface": "hf_cls_v5", "timm": "timm_token"}
 METHODS = {"google": "official", "big_vision": "official", "huggingface": "bicubic", "timm": "bicubic-antialias"}
 
@@ -55,7 +57,7 @@ def facts_of(name: str) -> dict[str, Any] | None:
     return {"representation_size": None} if name == "interp_prelogits_drop" else None
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", full_except([name for name in CASES if name != "hybrid_r50"], CASES))
 def test_a_path_is_enough_for_every_number_of_the_official_code(name: str, tmp_path: Path) -> None:
     path, bound = path_of(name, tmp_path), reference.tolerance(name)
     assert converters.detect(path) == KINDS[reference.CASES[name]["kind"]]
@@ -71,7 +73,7 @@ def test_a_path_is_enough_for_every_number_of_the_official_code(name: str, tmp_p
         assert not misses(model, want, name, bound), prefix
 
 
-@pytest.mark.parametrize("name", ONE_SIZE + reference.of_kind("big_vision_npz"))
+@pytest.mark.parametrize("name", full_except(IN_FLOAT64, ONE_SIZE + BIG_VISION))
 def test_google_and_big_vision_are_met_in_float64(name: str, tmp_path: Path) -> None:
     model = load(name, tmp_path, dtype="float64")
     want = reference.expected(name, float64=True)

@@ -111,6 +111,7 @@ def test_rows_and_labels_of_a_probe_stay_aligned(done: int | None, tmp_path: Pat
         np.testing.assert_equal(one, other)
 
 
+@pytest.mark.full
 def test_a_folder_of_damage_is_an_error_of_every_measure(tmp_path: Path) -> None:
     folder, model = fill(tmp_path), built(num_classes=3)
     for path in folder.glob("*/*/*.jpg"):

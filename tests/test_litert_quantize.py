@@ -132,7 +132,7 @@ def float_operators(path: Path) -> list[str]:
     ("kind", "options", "inside"),
     [
         *(
-            pytest.param(kind, {}, [], marks=() if kind in ("hybrid", "map") else pytest.mark.full)
+            pytest.param(kind, {}, [], marks=() if kind == "hybrid" else pytest.mark.full)
             for kind in ("pure", "hybrid", "BiT", "map", "mixer", "rotary", "relative positions", "normalized")
         ),
         ("pure", {"input_dtype": "uint8"}, ["CAST"]),

@@ -61,6 +61,7 @@ def numpy_classes(images: np.ndarray, grid: tuple[int, int], stride: tuple[int, 
     return found.reshape(len(images), -1)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:keras_vit. images of")
 def test_classes_are_the_high_bits_of_mean_colours() -> None:
     for name, changes in CONFIGS.items():

@@ -60,6 +60,7 @@ def test_equal_names_are_told_apart_by_the_number_of_the_class() -> None:
     assert train.examine(model, labelled()).classes == ["a (0)", "b", "a (2)"]
 
 
+@pytest.mark.full
 def test_a_model_that_computes_nan_is_not_measured() -> None:
     model = classifier()
     for value in (np.nan, np.inf):
@@ -131,6 +132,7 @@ def segmenter(classes: int) -> dense.DenseModel:
     return model
 
 
+@pytest.mark.full
 def test_a_png_has_the_numbers_of_all_classes(tmp_path: Path) -> None:
     for classes in (256, 300):
         values, classes_of_pixels, _ = written(segmenter(classes), tmp_path)

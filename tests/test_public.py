@@ -158,7 +158,7 @@ def assert_examples_run(chosen: list[PublicName]) -> None:
     assert chosen and {name: told for name, told in failures.items() if told} == {}
 
 
-QUICK = ("ViTConfig", "VisionTransformer", "converters", "zoo")  # parts of the package whose examples take a second
+QUICK = ("ViTConfig", "VisionTransformer")  # parts of the package whose examples take a second
 
 
 @pytest.mark.usefixtures("empty_folder")

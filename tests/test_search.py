@@ -148,6 +148,7 @@ def test_a_folder_that_does_not_name_its_model_asks_for_it(
     assert run("search", tmp_path / "vectors", folder / "photos" / "3.png", "--model", "digits")
 
 
+@pytest.mark.full
 def test_a_text_is_compared_only_with_vectors_of_its_own_model(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

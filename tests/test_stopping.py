@@ -86,6 +86,7 @@ def test_a_run_that_stopped_between_micro_batches_continues_bit_for_bit(
     assert_same_bits(values(continued.model), values(run().model))
 
 
+@pytest.mark.full
 def test_a_run_that_cannot_evaluate_says_so_before_its_first_step(capsys: pytest.CaptureFixture[str]) -> None:
     run(accumulation=1)
     before, _, _ = capsys.readouterr().err.partition("a step takes")

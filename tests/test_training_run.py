@@ -125,6 +125,7 @@ def test_the_best_model_is_kept_beside_the_last(whole: Watched) -> None:
     assert (again.top1, again.loss) == (best["evaluation_accuracy"], pytest.approx(best["evaluation_loss"], rel=1e-6))
 
 
+@pytest.mark.full
 def test_a_finished_run_says_so_and_how_to_train_longer(whole: Watched, capsys: pytest.CaptureFixture[str]) -> None:
     folder, expected, _ = whole
     before = {path: path.read_bytes() for path in (folder / "best.keras", folder / "log.jsonl")}

@@ -153,6 +153,7 @@ def test_all_values_are_checked_before_the_first_run(
 COMMAND = ["train", "finetune-digits", "--model", "digits", "--data", "digits", "--steps", 1]
 
 
+@pytest.mark.full
 def test_the_command_reads_values_as_set_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = fake_runs(monkeypatch, [0.5] * 8)
     tried = ["schedule=cosine,constant", 'freeze=["a/*","b"],[]', 'config={"dropout_rate": 0.1, "num_registers": 0},{}']

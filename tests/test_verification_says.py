@@ -23,6 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.full
 def test_calibration_and_comparison_are_halves_and_labels_give_accuracy(folder: Path, tmp_path: Path) -> None:
     file, model = tmp_path / "digits.tflite", zoo.load("digits")
     shown = run("export", "digits", "--to", file, "--quantize", "int8", "--images", folder)

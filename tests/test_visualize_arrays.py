@@ -344,6 +344,7 @@ def test_models_saved_and_wrapped_give_the_same_arrays(tmp_path: Path) -> None:
             np.testing.assert_array_equal(got, want[name], err_msg=name)
 
 
+@pytest.mark.full
 def test_images_one_by_one_give_what_all_at_once_give(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(**VARIANTS["map"])
     images = prepared(model.config, batch=3)

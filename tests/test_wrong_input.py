@@ -305,6 +305,7 @@ def _with_keyword(function: Callable[..., Any], name: str, value: Any) -> Any:
     return function(**{name: value})
 
 
+@pytest.mark.full
 def test_predict_needs_an_image() -> None:
     model = built(num_layers=1)
     with pytest.raises(ValueError, match=r"predict needs at least one image. Received: an array of shape \(0, 32,"):

@@ -254,6 +254,7 @@ def accuracy(of: Any) -> float:
     return train.evaluate(of, "digits", progress=False).to_dict()["top1"]
 
 
+@pytest.mark.full
 def test_texts_classify_the_digits_and_stay_in_the_saved_file(by_texts: Any, tmp_path: Path) -> None:
     assert accuracy(by_texts) > 0.98  # 98.9 % of 360; the same image tower has 99.2 % with its own head
     found = by_texts.classify(digits.load().test_images[:3], top=2)
@@ -277,6 +278,7 @@ def test_fine_tuning_starts_from_the_accuracy_of_the_texts(by_texts: Any, tmp_pa
     assert tuned.model.config.labels == NAMES
 
 
+@pytest.mark.full
 def test_sigmoids_are_the_probabilities_of_each_class_everywhere(tmp_path: Path) -> None:
     encoder = built(num_classes=0, num_layers=1)
     head = zoo.zero_shot_head(encoder, np.eye(3, 32), ["cat", "dog", "eel"], 9, -2)
@@ -300,6 +302,7 @@ def test_sigmoids_are_the_probabilities_of_each_class_everywhere(tmp_path: Path)
     assert large[0][0].label_id == "1"  # although both sigmoids are 1 in float32
 
 
+@pytest.mark.full
 def test_a_class_has_the_mean_of_its_texts() -> None:
     encoder, names, templates = zoo.text_encoder("digits"), ["two", "nine"], ["{}", "a photo of a {}."]
     made = zoo.zero_shot("digits", names, templates=templates)
@@ -343,6 +346,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.full
 def test_a_text_finds_the_photos_that_it_describes(photos: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.html"
     line = ["search", photos / "vectors", "a photo of a seven.", "--top", "3"]

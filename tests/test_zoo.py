@@ -319,6 +319,7 @@ def test_changes_that_the_weights_cannot_follow_are_refused() -> None:
             zoo.load("digits", **changes)
 
 
+@pytest.mark.full
 def test_the_config_beside_a_file_is_obeyed_wherever_it_comes_from(files: Path, server: FileServer) -> None:
     model = filled(ViTConfig.from_name("Ti/16", image_size=32, num_classes=2, activation="gelu_quick"))
     folder = converters.save(model, files / "hub", format="huggingface").parent
