@@ -87,13 +87,9 @@ def allocated(config: ViTConfig) -> int:
 SMALL = {"num_layers": 2, "num_classes": 10}
 RUN: dict[str, dict[str, Any]] = {
     "Ti/16": {},
-    "Ti/16 at 384x224": {"image_size": (384, 224)},
     "Ti/8": {"image_size": 160},
-    "Ti/16, relu": {"activation": "relu"},
     "Ti/16, relative": {"position": "relative", "position_place": "shared"},
-    "Ti/16, unpooled": {"classifier": "unpooled", "num_classes": 5000},
     "R+Ti/16": {},
-    "R26+S/32": {"image_size": 128},
 }
 
 

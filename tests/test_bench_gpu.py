@@ -15,7 +15,7 @@ import gpu  # noqa: E402
 TINY = {"model": "Ti/16", "batch": 2, "size": 32, "repeats": 1, "memory": 1000}
 
 
-@pytest.mark.parametrize("row", ["training step, bfloat16", "logits, beside the CPU's", "SavedModel"])
+@pytest.mark.parametrize("row", ["training step, bfloat16", "logits, beside the CPU's"])
 @pytest.mark.full
 def test_a_row_has_its_numbers(row: str) -> None:
     numbers = gpu.ROWS[row](argparse.Namespace(**TINY))

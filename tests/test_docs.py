@@ -159,7 +159,7 @@ def test_the_tpu_environment_has_all_that_the_package_needs_but_tensorflow() -> 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("recipe", ["pretrain-i1k", "finetune"])
+@pytest.mark.parametrize("recipe", ["finetune"])
 def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY"):
         monkeypatch.setenv(name, "1")  # restore the variables that the script sets

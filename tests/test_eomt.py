@@ -84,7 +84,7 @@ def test_a_file_has_two_outputs_and_no_transposed_convolution(tmp_path: Path) ->
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", ["dynamic", "int8", "int16x8"])
+@pytest.mark.parametrize("mode", ["dynamic", "int8"])
 def test_every_mode_writes_segments(mode: str, tmp_path: Path) -> None:
     images = arrays(FOLDER / "images.npz")
     pictures = [images[key] for key in "012"]

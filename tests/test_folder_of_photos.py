@@ -16,8 +16,8 @@ import keras_vit
 import photo_folder
 
 PAGE = doc_blocks.ROOT / "docs" / "folder-of-photos.md"
-QUICK = ("--set", "epochs=3", "--set", "xla=false")  # compiling takes longer than an epoch
-# Three epochs of fine-tuning are for the next commands, and not for accuracy; the probe of the page is accurate.
+QUICK = ("--set", "epochs=1", "--set", "xla=false")  # compiling takes longer than an epoch
+# An epoch of fine-tuning is for the next commands, and not for accuracy; the probe of the page is accurate.
 pytestmark = [
     pytest.mark.full,
     pytest.mark.filterwarnings("ignore:.* are held out"),

@@ -75,7 +75,7 @@ def test_dynamic_survives_channels_that_are_large_from_the_start(small: VisionTr
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", full_except(["both 120"], KINDS, marks=pytest.mark.slow))
-@pytest.mark.parametrize("mode", LEAST)
+@pytest.mark.parametrize("mode", ["dynamic", "int4", "int16x8"])
 def test_ti16_survives_outliers(tmp_path: Path, mode: str, kind: str) -> None:
     model = plant(VisionTransformer(ViTConfig.from_name("Ti/16")), seed=3, block=3, **KINDS[kind])
     assert measured(model, tmp_path / "out.tflite", mode) >= least(mode, kind)
@@ -141,7 +141,7 @@ def test_factors_are_equation_four_of_the_paper_in_8_bits() -> None:
     "kind",
     full_except(
         ["map"],
-        ["pure", "relative positions", "layer scale", "map", "headless", "distilled", "hybrid", *FAMILIES, *OTHERS],
+        ["relative positions", "map", "headless", "distilled", "hybrid", *list(FAMILIES)[::2], *OTHERS],
     ),
 )
 def test_every_kind_of_model_is_searched(tmp_path: Path, kind: str) -> None:

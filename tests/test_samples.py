@@ -101,7 +101,7 @@ def test_the_samples_prepare_as_the_model_does(way: Any, tmp_path: Path) -> None
 @pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_the_samples_find_the_models_classes(way: Any, tmp_path: Path) -> None:
-    images, wrong = pictures(30), {}
+    images, wrong = pictures(12), {}
     for family in FAMILIES:
         model = built(num_layers=1, image_size=SIZE, preprocessing=FAMILIES[family])
         received = way(model.config, images, tmp_path)

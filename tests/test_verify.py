@@ -344,12 +344,11 @@ def test_built_in_images_are_always_the_same_and_unlike_each_other() -> None:
 
 
 WRITTEN = {"none": "float32", "float16": "float16", "dynamic": "int8"}  # modes that need no calibration
-MODES = (*WRITTEN, "int8", "int4", "int16x8")
 
 
 @pytest.mark.parametrize(
     ("seed", "mode"),
-    full_except([(4, "dynamic")], [*zip(range(12), itertools.cycle(["none", "dynamic", "float16"])), (4, "dynamic")]),
+    full_except([(4, "dynamic")], [*zip(range(3), itertools.cycle(["none", "dynamic", "float16"])), (4, "dynamic")]),
 )
 def test_a_file_without_an_mlp_is_refused_with_and_without_its_mode(seed: int, mode: str, tmp_path: Path) -> None:
     shown = np.random.default_rng(seed + 100).uniform(-1, 1, (20, 32, 32, 3)).astype(np.float32)
@@ -383,7 +382,7 @@ def few_digits(count: int) -> tuple[VisionTransformer, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("count", "mode"), [*((2, mode) for mode in MODES), (3, "dynamic"), (4, "int8")])
+@pytest.mark.parametrize(("count", "mode"), [(2, "dynamic"), (2, "int4"), (3, "int8"), (4, "int16x8")])
 def test_honest_files_of_few_classes_are_accepted_in_every_mode(count: int, mode: str, tmp_path: Path) -> None:
     model, calibration, shown = few_digits(count)
     given: dict[str, Any] = {"calibration": calibration} if load_mode(mode).needs_calibration else {}

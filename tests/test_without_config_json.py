@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import warnings
@@ -84,11 +85,12 @@ def test_a_reference_without_its_config_json_is_exact_or_asked_for(tmp_path: Pat
 def test_a_built_model_without_its_config_json_is_exact_or_asked_for(tmp_path: Path) -> None:
     kinds = {"pure": {}, **VARIANTS, **FAMILIES, **OTHERS, "GELU": {"activation": "gelu_quick", "norm_epsilon": 1e-3}}
     found = {}
-    for (name, fields), format in [(kind, format) for kind in kinds.items() for format in FORMATS]:
+    models = {name: built(**{"num_layers": 2, **fields}) for name, fields in kinds.items()}
+    for (name, model), format in itertools.product(models.items(), FORMATS):
         folder = tmp_path / f"{name} {format}"
         try:
             with warnings.catch_warnings(action="ignore"):
-                converters.save(built(**{"num_layers": 2, **fields}), folder, format=format)
+                converters.save(model, folder, format=format)
         except CheckpointError:
             continue
         found[folder.name] = outcome(folder, tmp_path / "bare")
