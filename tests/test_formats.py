@@ -146,6 +146,7 @@ OTHER_FAMILIES = {
     "SAM": ["vision_encoder.layers.0.attn.rel_pos_h", "vision_encoder.neck.conv1.weight"],
     "ConvNeXt": ["convnext.encoder.stages.0.layers.0.dwconv.weight"],
     "LeViT": ["stages.0.blocks.0.attn.attention_biases"],
+    r"NVIDIA's own format .*vit_\*_radio_\*": ["radio_model.model.patch_generator.cls_token.token"],
     "language model": ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"],
     "BERT": ["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.output.dense.weight"],
     "BatchNorm": ["bn1.running_mean", "layer1.0.conv1.weight"],
