@@ -67,7 +67,7 @@ CASES = {
 }
 SIZES = (
     *("hidden_size", "mlp_dim", "num_heads", "num_layers", "patch_size", "image_size", "num_classes", "tokens_mlp_dim"),
-    *("preprocessing", "labels", "layer_scale", "position_method"),
+    *("preprocessing", "labels", "layer_scale", "position_method", "num_class_tokens"),
 )
 
 
