@@ -84,6 +84,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"class_token": False}, "class token"),
     ({"classifier": "token_unpooled", "class_token": False}, "class token"),
     ({"distilled": True, "classifier": "gap"}, "distilled"),
+    ({"distilled": True, "num_class_tokens": 2}, "num_class_tokens above 1.*distilled=False"),
+    ({"classifier": "gap", "num_class_tokens": 2}, "num_class_tokens above 1.*class_token=True"),
     ({"distilled": True, "representation_size": 32}, "distilled.*representation_size"),
     ({"distilled": True, "final_norm": "pooled"}, "distilled.*final_norm"),
     ({"position": "sincos2d", "hidden_size": 30, "num_heads": 2}, "sincos2d"),
@@ -138,6 +140,7 @@ def test_prefix_tokens_are_counted() -> None:
         ({"classifier": "map", "num_registers": 4}, 4, 4),
         ({"distilled": True, "num_registers": 4}, 6, 6),
         ({"num_registers": 4, "position_prefix": False}, 5, 0),
+        ({"num_class_tokens": 8, "num_registers": 4}, 12, 12),
     ):
         config = tiny(**changes)
         tokens = (config.num_prefix_tokens, config.position_prefix_tokens, config.num_tokens)

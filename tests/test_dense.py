@@ -223,6 +223,10 @@ def test_a_classifier_becomes_a_segmenter_without_losing_its_own_head() -> None:
 
 def test_wrong_arguments_are_named() -> None:
     model, images = VisionTransformer(tiny()), np.zeros((1, 16, 16, 3))
+    several, added = (
+        VisionTransformer(tiny(num_class_tokens=2)),
+        dense.MapConfig(num_classes=3, blocks=(1,), readout="add"),
+    )
     calls: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = [
         ("head must be one of", dense.segmenter, (model, 3), {"head": "unet"}),
         ("num_classes >= 1", dense.segmenter, (model, 0), {}),
@@ -242,6 +246,7 @@ def test_wrong_arguments_are_named() -> None:
         ("at least one image", dense.segmenter(model, 3).predict_maps, ([],), {}),
         ("blocks must be", model.feature_maps, (images,), {"blocks": [99]}),
         ("blocks must be", model.feature_maps, (images,), {"blocks": -1}),
+        ("readout='add' needs a single class token", dense.DenseModel, (several, added), {}),
     ]
     for message, function, arguments, options in calls:
         with pytest.raises(ValueError, match=message):

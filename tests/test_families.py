@@ -43,6 +43,7 @@ FORMATS = {
     "hf_dinov2": "huggingface_dinov2",
     "hf_dinov3": "huggingface_dinov3",
     "hf_mae": "huggingface",
+    "hf_pixio": "huggingface_pixio",
     "timm_": "timm_eva",
 }
 OTHER_PARTS = pytest.mark.filterwarnings("ignore:keras_vit. .* has other parts:UserWarning")

@@ -47,6 +47,7 @@ OFFICIAL = {
     ("BEiT-L/16", "in22k_ft_in22k_in1k-512"): 305.67,
     ("BEiTv2-B/16", "in1k_ft_in22k_in1k"): 86.53,
     ("RoPEViT-L/16", "ape-naver_in1k"): 304.37,
+    ("Pixio-B/16", "metaclip2b"): 85.86,
 }
 # A file of the official code -> the model and tag with the same options.
 CASES = {
@@ -57,6 +58,7 @@ CASES = {
     "families/timm_dinov3_swiglu": ("DINOv3-S+/16", "timm-lvd1689m"),
     "families/timm_eva02": ("EVA02-B/14", "mim_in22k_ft_in1k"),
     "families/timm_eva02_fused": ("EVA02-S/14", "mim_in22k_ft_in1k"),
+    "families/hf_pixio": ("Pixio-B/16", "metaclip2b"),
     "families/hf_siglip_vision": ("SigLIP-B/16", "webli-224"),
     "google_families/bv_siglip2": ("SigLIP2-B/16", "webli-224"),
     "google_families/bv_flexivit": ("FlexiViT-B", "1200ep_in1k"),
@@ -65,7 +67,7 @@ CASES = {
 }
 SIZES = (
     *("hidden_size", "mlp_dim", "num_heads", "num_layers", "patch_size", "image_size", "num_classes", "tokens_mlp_dim"),
-    *("preprocessing", "labels", "layer_scale", "position_method"),
+    *("preprocessing", "labels", "layer_scale", "position_method", "num_class_tokens"),
 )
 
 
@@ -108,6 +110,7 @@ def test_licenses_are_those_of_the_publishers() -> None:
     assert {family for family, weights in rows.items() if any(row.terms for row in weights)} == {
         "DINOv3",
         "EUPE",
+        "Pixio",
         "RADIO",
     }
     assert "--accept-license" in details(zoo.card("DINOv3-B/16"))

@@ -78,6 +78,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"classifier": "map", "class_token": True},
     ),
     "token outside": ("yes | yes | yes | yes", {"position_prefix": False}),
+    "several class tokens": (" | ".join(["several class tokens"] * 4), {"num_class_tokens": 3}),
     "registers with rows": ("registers | registers | registers | yes", {"num_registers": 3}),
     "headless representation": ("yes | yes | yes | pre_logits", {"representation_size": 24, "num_classes": 0}),
     "headless representation of relu": (
@@ -192,6 +193,7 @@ HELD: dict[str, dict[str, Any]] = {  # by each format
     "huggingface_siglip": {"classifier": "gap"},
     "huggingface_deit": {"distilled": True},
     "huggingface_ijepa": {"class_token": False, "classifier": "gap"},
+    "huggingface_pixio": {"num_class_tokens": 3, "num_classes": 0},
     **dict.fromkeys(("huggingface_dinov2", "meta_dinov2"), {**DINO, "position_prefix": True}),
     "huggingface_dinov2_registers": {**DINO, "num_registers": 2},
     **dict.fromkeys(("huggingface_dinov3", "timm_eva"), {**DINO, **FAMILIES["rotary"], "activation": "gelu_erf"}),

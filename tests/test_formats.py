@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from scipy import ndimage
 
 import reference_cases as reference
@@ -148,6 +148,7 @@ OTHER_FAMILIES = {
     "SAM": ["vision_encoder.layers.0.attn.rel_pos_h", "vision_encoder.neck.conv1.weight"],
     "ConvNeXt": ["convnext.encoder.stages.0.layers.0.dwconv.weight"],
     "LeViT": ["stages.0.blocks.0.attn.attention_biases"],
+    r"NVIDIA's own format .*vit_\*_radio_\*": ["radio_model.model.patch_generator.cls_token.token"],
     "language model": ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"],
     "BERT": ["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.output.dense.weight"],
     "BatchNorm": ["bn1.running_mean", "layer1.0.conv1.weight"],
@@ -161,6 +162,13 @@ def test_another_family_is_named_by_its_tensors(tmp_path: Path) -> None:
         with pytest.raises(converters.CheckpointError, match=f"those of an? .*{family}.*does not have it") as caught:
             converters.load(path)
         assert len(str(caught.value)) < 500 + len(str(path))
+
+
+def test_several_class_tokens_in_a_format_of_one_are_refused(tmp_path: Path) -> None:
+    tensors = load_file(reference.checkpoint("timm_token"))
+    save_file(tensors | {"cls_token": tensors["cls_token"].repeat(8, axis=1)}, tmp_path / "model.safetensors")
+    with pytest.raises(converters.CheckpointError, match="has several class tokens, and timm files have one: Pixio"):
+        converters.load(tmp_path / "model.safetensors", config={"num_heads": 4})
 
 
 def test_two_formats_in_one_file_are_told_apart_by_nobody(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ MORE: dict[str, dict[str, Any]] = {
     "hybrid of version 2": {"resnet": OTHERS["BiT"]["resnet"], "patch_size": 1, "image_size": (37, 50)},
     "BiT with a probe, not even": {**OTHERS["BiT"], "classifier": "map", "image_size": (37, 50)},
     "headless BiT": {**OTHERS["BiT"], "num_classes": 0},
+    "several class tokens beside relative biases": {"num_class_tokens": 3, "relative_bias": "shared"},
     "headless, distilled": {"distilled": True, "num_classes": 0},
     "headless representation": {"num_classes": 0, "representation_size": 24, "representation_activation": "gelu_quick"},
     **{f"headless {kind}": {"num_classes": 0, "classifier": kind} for kind in ("gap", "map", "unpooled")},
@@ -197,11 +198,13 @@ def test_probabilities_are_the_softmax_of_the_logits(tmp_path: Path) -> None:
 
 
 def test_attention_is_that_of_the_class_token_in_the_last_block(tmp_path: Path) -> None:
-    for kind in ("pure", "distilled", "registers", "relative positions", "norm after the mean"):
-        model = built("float64", **VARIANTS[kind])
+    kinds = ("pure", "distilled", "registers", "relative positions", "norm after the mean")
+    for kind in (*kinds, "several class tokens", "several class tokens beside relative biases"):
+        model = built("float64", **ALL[kind])
         images = prepared(model.config)
         made = outputs(written(model, tmp_path, attention=True, batch=None), images)
-        want = np.asarray(model.attention_maps(images)[-1])[:, :, 0, model.config.num_prefix_tokens :]
+        prefix, class_tokens = model.config.num_prefix_tokens, model.config.num_class_tokens
+        want = np.asarray(model.attention_maps(images)[-1])[:, :, :class_tokens, prefix:].mean(axis=2)
         assert set(made) == {"logits", "attention"}
         np.testing.assert_allclose(made["attention"], want, atol=NOISE, err_msg=kind)
 

@@ -35,6 +35,7 @@ def towers(hf: Any) -> dict[str, tuple[Any, Compute]]:
     paligemma = hf.PaliGemmaConfig(vision_config=plain, text_config=gemma, projection_dim=32)
     both = hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vit, gpt)
     found: dict[str, tuple[Any, Compute]] = {
+        "Pixio": (hf.PixioModel(hf.PixioConfig(**TOWER, mlp_ratio=2)), lambda m, x: m(x).pooler_output),
         "I-JEPA": (hf.IJepaModel(hf.IJepaConfig(**TOWER)), lambda m, x: m(x).last_hidden_state.mean(1)),
         "VisionEncoderDecoder": (hf.VisionEncoderDecoderModel(both), lambda m, x: m.encoder(x).pooler_output),
         "FLAVA": (hf.FlavaModel(flava), lambda m, x: m.image_model(x).pooler_output),

@@ -31,6 +31,7 @@ FORMATS = (
     "huggingface_siglip",
     "huggingface_dinov2",
     "huggingface_ijepa",
+    "huggingface_pixio",
 )
 
 

@@ -76,6 +76,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "relative biases of one MLP": {"relative_bias": "shared", "relative_bias_mlp_dim": 8, "num_registers": 2},
     "class token and mean": {"classifier": "token_gap", "num_registers": 2, "position_prefix": False},
+    "several class tokens": {"num_class_tokens": 3, "num_registers": 1},
     "several blocks": {"token_blocks": 2, "mean_blocks": 2, "num_registers": 2},
 }
 _RESNET = {"num_layers": (2, 1), "width_factor": 0.5, "version": 2}

@@ -49,6 +49,7 @@ OTHER_WORDS = {
     "intermediate_size": "mlp_dim",
     "init_values": "layer_scale",
     "reg_tokens": "num_registers",
+    "n_cls_tokens": "num_class_tokens",
     "torch_dtype": "dtype",
 }
 OTHER_FUNCTIONS = {

@@ -91,6 +91,10 @@ _DINOV2: Keys = {
     "layerscale_value": "layer_scale",
 }
 _DINOV2_REGISTERS: Keys = {**_DINOV2, "num_register_tokens": "num_registers"}
+_PIXIO: Keys = {
+    **{key: rule for key, rule in _VIT.items() if key not in ("intermediate_size", "pooler_act")},
+    "n_cls_tokens": "num_class_tokens",
+}
 _DINOV3: Keys = {
     **_IMAGE,
     "attention_dropout": "attention_dropout_rate",
@@ -153,7 +157,7 @@ def _processor_sizes(values: Any) -> Fields:
 
 
 # Kinds of models in which transformers takes a square root of the number of patches, or computes a square of the side.
-_SQUARE = ("beit", "dinov2", "dinov2_with_registers", "clip_vision_model", "siglip", "siglip_vision_model")
+_SQUARE = ("beit", "dinov2", "dinov2_with_registers", "clip_vision_model", "siglip", "siglip_vision_model", "pixio")
 
 
 def _write_transformers(config: ViTConfig, keys: Keys, kind: str, name: str, processor: str, **others: Any) -> Fields:
@@ -230,25 +234,17 @@ def write_beit(config: ViTConfig) -> Fields:
     return _write_transformers(config, _BEIT, "beit", name, "BeitImageProcessor", **others, **_write_labels(config))
 
 
-def read_dinov2(values: Json) -> Fields:
-    """Read the config.json of Dinov2Model, and of its classifier."""
-    return _read_transformers(values, _DINOV2)
+def _with_ratio(kind: str, name: str, keys: Keys) -> JsonConfig:
+    """Reader and writer of the config.json of a `kind` of models whose MLP has a ratio, and of their classifiers."""
 
+    def write(config: ViTConfig) -> Fields:
+        others = {"mlp_ratio": _whole_ratio(config), "initializer_range": 0.02, **_write_labels(config)}
+        if kind == "dinov2":
+            others["use_mask_token"] = False  # it is for masked pre-training and not kept
+        whole_name = name + ("ForImageClassification" if config.num_classes else "Model")
+        return _write_transformers(config, keys, kind, whole_name, "BitImageProcessor", **others)
 
-def read_dinov2_registers(values: Json) -> Fields:
-    """Read the config.json of Dinov2WithRegistersModel, and of its classifier."""
-    return _read_transformers(values, _DINOV2_REGISTERS)
-
-
-def write_dinov2(config: ViTConfig, *, registers: bool = False) -> Fields:
-    """Write the config.json of Dinov2Model, with registers or without, or of its classifier."""
-    others = {"mlp_ratio": _whole_ratio(config), "initializer_range": 0.02, **_write_labels(config)}
-    name = "ForImageClassification" if config.num_classes else "Model"
-    if registers:
-        kind, name = "dinov2_with_registers", f"Dinov2WithRegisters{name}"
-        return _write_transformers(config, _DINOV2_REGISTERS, kind, name, "BitImageProcessor", **others)
-    others["use_mask_token"] = False  # it is for masked pre-training and not kept
-    return _write_transformers(config, _DINOV2, "dinov2", f"Dinov2{name}", "BitImageProcessor", **others)
+    return JsonConfig(functools.partial(_read_transformers, keys=keys), write, _PROCESSOR_FILE)
 
 
 def _whole_ratio(config: ViTConfig) -> int:
@@ -474,10 +470,9 @@ JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "huggingface_beit": JsonConfig(read_beit, write_beit, _PROCESSOR_FILE),
     "huggingface_deit": JsonConfig(read_vit, functools.partial(write_vit, kind="DeiT"), _PROCESSOR_FILE),
     "huggingface_ijepa": JsonConfig(read_vit, functools.partial(write_vit, kind="IJepa"), _PROCESSOR_FILE),
-    "huggingface_dinov2": JsonConfig(read_dinov2, write_dinov2, _PROCESSOR_FILE),
-    "huggingface_dinov2_registers": JsonConfig(
-        read_dinov2_registers, functools.partial(write_dinov2, registers=True), _PROCESSOR_FILE
-    ),
+    "huggingface_dinov2": _with_ratio("dinov2", "Dinov2", _DINOV2),
+    "huggingface_dinov2_registers": _with_ratio("dinov2_with_registers", "Dinov2WithRegisters", _DINOV2_REGISTERS),
+    "huggingface_pixio": _with_ratio("pixio", "Pixio", _PIXIO),
     "huggingface_dinov3": JsonConfig(read_dinov3, write_dinov3, _PROCESSOR_FILE),
     "huggingface_clip": JsonConfig(read_clip, write_clip, _PROCESSOR_FILE),
     "huggingface_siglip": JsonConfig(read_siglip, write_siglip, _PROCESSOR_FILE),

@@ -177,6 +177,9 @@ def infer(shapes: Shapes, table: Table, known_fields: KnownFields) -> ViTConfig:
                 f"is not a Vision Transformer in {table.format} format: {name} must have {ranks} axes. "
                 f"Received: {shapes.get(name, 'no tensor for it')}"
             )
+    if math.prod(shapes.get("prefix/cls", ())[:-1]) > 1:
+        told = "Pixio is read as transformers publishes it (huggingface_pixio)"
+        raise CheckpointError(f"has several class tokens, and {table.format} files have one: {told}")
     try:
         fields = _all_fields(shapes, table, known_fields)
         return ViTConfig(**fields)

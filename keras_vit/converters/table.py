@@ -28,7 +28,7 @@ MAX_LAYERS = 256  # no model has more blocks; a header can claim a stack of any 
 
 POSITION = "position/embedding"
 PATCHES = "embedding/kernel"
-PREFIX = ("prefix/cls", "prefix/distillation", "prefix/registers")  # in the order of the tokens
+PREFIX = ("prefix/cls", "prefix/class_tokens", "prefix/distillation", "prefix/registers")  # in the order of the tokens
 TORCH_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # OIHW -> HWIO, (out, in) -> (in, out)
 PLACEHOLDER = re.compile(r"\{(\w+)(-1|:02)?\}")
 

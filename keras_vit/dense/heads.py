@@ -29,6 +29,11 @@ class MapHead:
         if config.kind == "queries":
             self.output = self._queries(backbone)
             return
+        if config.readout != "ignore" and backbone.config.num_class_tokens > 1:
+            raise ValueError(
+                f"readout={config.readout!r} needs a single class token; several are left out with readout='ignore'. "
+                f"Received: num_class_tokens={backbone.config.num_class_tokens}"
+            )
         class_token = {"ignore": "drop", "project": "concat"}.get(config.readout, config.readout)
         names = map_names(backbone.config, config.blocks)
         maps = [

@@ -428,7 +428,7 @@ def _new_model(backbone: VisionTransformer, head: str, **fields: Any) -> DenseMo
         fields |= {"kind": "dpt", "blocks": four_blocks(config.num_layers)}
     elif is_depth:
         blocks = (last,) if head == "linear" else four_blocks(config.num_layers)
-        readout = "concat" if config.class_token else "ignore"
+        readout = "concat" if config.class_token and config.num_class_tokens == 1 else "ignore"
         fields |= {"blocks": blocks, "min_depth": 0.001, "norm": False, "upsample": 4, "readout": readout}
     else:
         fields["blocks"] = (last,) if head == "linear" else last_blocks(config.num_layers)

@@ -88,7 +88,8 @@ def tflite(
         resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
         output: "logits" or "probabilities"; of a DenseModel "logits" or "classes", uint8 (batch, height, width), the
             best class of every pixel at the image's size. Depth is always "depth".
-        attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
+        attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block
+            (the mean of several).
         patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, for NPUs without SPACE_TO_DEPTH)
             to embed patches; None for what mode and device need. Patches that are not square or do not cover the image
             are convolutions.

@@ -235,7 +235,8 @@ def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, nam
     for name in names:
         if name == "attention":
             maps = np.concatenate([to_array(model.attention_maps(batch)[-1]) for batch in batches])
-            outputs[name] = maps[:, :, 0, model.config.num_prefix_tokens :]
+            class_tokens, prefix = model.config.num_class_tokens, model.config.num_prefix_tokens
+            outputs[name] = maps[:, :, :class_tokens, prefix:].mean(axis=2)
         elif name == "features":
             features = [model.features(batch, ["pre_logits"])["pre_logits"] for batch in batches]
             outputs[name] = np.concatenate([to_array(keras.ops.cast(part, "float32")) for part in features])

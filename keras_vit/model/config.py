@@ -101,6 +101,8 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         if self.num_read_blocks > max(1, self.num_layers):
             most, received = f"at most num_layers={self.num_layers}", self.num_read_blocks
             yield f"token_blocks and mean_blocks are {most}. Received: {received}"
+        if self.num_class_tokens > 1:
+            yield from self._unmet("num_class_tokens above 1", class_token=True, distilled=False)
         if self.distilled:
             needed = {"classifier": "token", "token_blocks": 1, "representation_size": None, "final_norm": "tokens"}
             yield from self._unmet("distilled", **needed, normalize_features=False, projection_head=False)
@@ -171,13 +173,14 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
 
     @property
     def read_tokens(self) -> slice:
-        """Slice of the tokens that the feature is computed from: class (and distillation) token, or all patches."""
-        return slice(0, 1 + self.distilled) if self.reads_class_token else slice(self.num_prefix_tokens, None)
+        """Slice of the tokens that the feature is computed from: class (and distillation) tokens, or all patches."""
+        first, prefix = self.num_class_tokens + self.distilled, self.num_prefix_tokens
+        return slice(0, first) if self.reads_class_token else slice(prefix, None)
 
     @property
     def num_final_tokens(self) -> int:
-        """Number of tokens that the last block has to compute: 1 for "token" (2 if distilled), else all."""
-        return 1 + self.distilled if self.classifier == "token" else self.num_tokens
+        """Number of tokens that the last block has to compute: those that "token" reads, else all."""
+        return self.read_tokens.stop if self.classifier == "token" else self.num_tokens
 
     @property
     def position_prefix_tokens(self) -> int:

@@ -204,6 +204,8 @@ class StemConfig(Group):
         patch_bias: whether the patch embedding has a bias.
         resnet: a ResNetConfig, or its fields as a dict, makes the model a hybrid.
         class_token: whether there is a class token; None means only if the classifier needs one.
+        num_class_tokens: number of class tokens, if there is one; the head reads the mean of several (Pixio, arXiv
+            2512.15715).
         distilled: whether DeiT's distillation token and head exist (arXiv 2012.12877); the logits are both heads' mean.
         num_registers: number of extra tokens after the class token that no head reads (arXiv 2309.16588).
         pre_norm: whether a LayerNorm precedes the first block (CLIP).
@@ -215,6 +217,7 @@ class StemConfig(Group):
     patch_bias: bool = True
     resnet: ResNetConfig | None = None
     class_token: bool | None = None
+    num_class_tokens: Count = 1
     distilled: bool = False
     num_registers: WholeNumber = 0
     pre_norm: bool = False
@@ -274,7 +277,7 @@ class StemConfig(Group):
     @property
     def num_prefix_tokens(self) -> int:
         """Number of tokens in front of the patches: class token, distillation token, registers."""
-        return int(bool(self.class_token)) + int(self.distilled) + self.num_registers
+        return self.num_class_tokens * bool(self.class_token) + int(self.distilled) + self.num_registers
 
     @property
     def num_tokens(self) -> int:

@@ -103,6 +103,7 @@ class Network:
             return x
         return vit.PrefixTokens(
             class_token=bool(c.class_token),
+            num_class_tokens=c.num_class_tokens,
             distilled=c.distilled,
             num_registers=c.num_registers,
             name="prefix",
@@ -219,13 +220,13 @@ class Network:
             return self._pool_token(name, last, token)
         block = list(self.block_inputs)[-1 - number]
         x = self.intermediates[block]
-        if token is None:
+        if token is None or self.config.num_class_tokens > 1:
             return self._pool_token(f"{name}_{block}", self._final_norm()(x), token)
         return self._final_norm()(self._pool_token(f"{name}_{block}", x, token))  # a single token: less to normalize
 
     def _pool_token(self, name: str, x: Any, token: int | None) -> Any:
-        prefix = self.config.num_prefix_tokens
-        return vit.TokenPooling(token=token, prefix_tokens=prefix, name=name, dtype=self.policy)(x)
+        numbers = {"num_tokens": self.config.num_class_tokens, "prefix_tokens": self.config.num_prefix_tokens}
+        return vit.TokenPooling(token=token, **numbers, name=name, dtype=self.policy)(x)
 
     def _pool_by_attention(self, x: Any) -> Any:
         c = self.config

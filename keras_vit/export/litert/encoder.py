@@ -11,6 +11,7 @@ from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import INT8, Operators, static_dim
 from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter, PendingTensor, honours, source, writes
+from keras_vit.export.modes import image_config
 from keras_vit.model import layers as vit
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.attention import MASKED, MergeHeads, SplitHeads
@@ -49,7 +50,7 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> PendingTensor:
     return PendingTensor(x, scales=scales)
 
 
-honours(vit.PrefixTokens, "class_token", "distilled", "num_registers")
+honours(vit.PrefixTokens, "class_token", "num_class_tokens", "distilled", "num_registers")
 honours(vit.PositionEmbedding, "grid", "prefix_tokens", "kind", "method")
 
 
@@ -247,7 +248,7 @@ def attention(
 
 
 def class_attention(file: FileWriter) -> Tensor:
-    """Write the class token's attention to the patches in the last block, (batch, heads, patches)."""
+    """Write the class tokens' mean attention to the patches in the last block, (batch, heads, patches)."""
     ops = file.ops
     layers = file.model.layers
     block = [layer for layer in layers if isinstance(layer, vit.EncoderBlock)][-1]
@@ -259,8 +260,11 @@ def class_attention(file: FileWriter) -> Tensor:
     batch, tokens = weights.shape[0], static_dim(weights.shape[-1])
     if len(weights.shape) == 3:
         weights = ops.reshape(weights, (batch, heads, static_dim(weights.shape[1]) // heads, tokens), "attention/heads")
-    if weights.shape[2] != 1:
-        weights = ops.slice(weights, 2, 0, 1, "attention/class_token")
+    class_tokens = image_config(file.model).num_class_tokens
+    if weights.shape[2] != class_tokens:
+        weights = ops.slice(weights, 2, 0, class_tokens, "attention/class_token")
+    if class_tokens > 1:
+        weights = ops.mean(weights, [2], "attention/class_tokens", keepdims=True)
     weights = ops.slice(weights, 3, start, tokens, "attention/patches")
     return ops.reshape(weights, (batch, heads, tokens - start), "attention")
 

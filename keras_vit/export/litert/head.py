@@ -65,7 +65,7 @@ FEATURES = "features"  # name of the output of a model without a head
 honours(keras.layers.Reshape, "target_shape")
 honours(keras.layers.Concatenate)
 honours(keras.layers.Average)
-honours(vit.TokenPooling, "token", "prefix_tokens")
+honours(vit.TokenPooling, "token", "num_tokens", "prefix_tokens")
 honours(EndTokenPooling, "end_token")
 honours(vit.AttentionPooling, "num_heads", "mlp_dim", "activation", "norm_epsilon", "prefix_tokens")
 honours(vit.L2Normalization)
@@ -86,11 +86,14 @@ def write_reshape(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
 
 @writes(vit.TokenPooling, reads_stream=True)
 def write_token_pooling(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
-    """Write one token, or the mean of all patches: (batch, width)."""
+    """Write one token, or the mean of the class tokens or of all patches: (batch, width)."""
     x = file.read(tokens)
     if layer.token is None:
         patches = _patches(file.ops, x.tensor, layer.prefix_tokens)
         pooled = file.ops.mean(patches, [1], layer.name, keepdims=False)
+    elif layer.num_tokens > 1:
+        pooled = file.ops.slice(x.tensor, 1, layer.token, layer.token + layer.num_tokens, f"{layer.name}/tokens")
+        pooled = file.ops.mean(pooled, [1], layer.name, keepdims=False)
     else:
         pooled = x.tensor
         token = layer.token % static_dim(pooled.shape[1])  # -1 is the last

@@ -44,20 +44,30 @@ class PatchEmbedding(BaseLayer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PrefixTokens(BaseLayer):
-    """Prepend learned tokens: class token, DeiT's distillation token, registers (arXiv 2309.16588), in this order."""
+    """Prepend learned tokens: class tokens, DeiT's distillation token, registers (arXiv 2309.16588), in this order."""
 
     def __init__(
-        self, *, class_token: bool = True, distilled: bool = False, num_registers: int = 0, **kwargs: Any
+        self,
+        *,
+        class_token: bool = True,
+        num_class_tokens: int = 1,
+        distilled: bool = False,
+        num_registers: int = 0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.class_token = class_token
+        self.num_class_tokens = num_class_tokens
         self.distilled = distilled
         self.num_registers = num_registers
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         hidden_size = input_shape[-1]
         self.prefix = []
-        if self.class_token:
+        if self.class_token and self.num_class_tokens > 1:  # another name: formats with one token have no place for it
+            shape = (1, self.num_class_tokens, hidden_size)
+            self.prefix.append(self.add_weight(shape=shape, initializer=initializer("position"), name="class_tokens"))
+        elif self.class_token:
             self.prefix.append(self.add_weight(shape=(1, 1, hidden_size), initializer="zeros", name="cls"))
         if self.distilled:
             self.prefix.append(self.add_weight(shape=(1, 1, hidden_size), initializer="zeros", name="distillation"))
@@ -72,7 +82,8 @@ class PrefixTokens(BaseLayer):
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         batch, tokens, hidden_size = input_shape
-        return (batch, int(self.class_token) + int(self.distilled) + self.num_registers + tokens, hidden_size)
+        class_tokens = self.num_class_tokens * bool(self.class_token)
+        return (batch, class_tokens + int(self.distilled) + self.num_registers + tokens, hidden_size)
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -101,15 +112,27 @@ class TokenEmbedding(BaseLayer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class TokenPooling(BaseLayer):
-    """Select the token with index `token`, or compute the mean of all tokens after the prefix if it is None."""
+    """Select the token with index `token`, or compute a mean of tokens.
 
-    def __init__(self, *, token: int | None = None, prefix_tokens: int = 0, **kwargs: Any) -> None:
+    Args:
+        token: index of the token; None means all tokens after the prefix.
+        num_tokens: number of tokens from that index on.
+        prefix_tokens: number of tokens that None leaves out.
+        **kwargs: of `keras.layers.Layer`.
+    """
+
+    def __init__(self, *, token: int | None = None, num_tokens: int = 1, prefix_tokens: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.token = token
+        self.num_tokens = num_tokens
         self.prefix_tokens = prefix_tokens
 
     def call(self, x: Any) -> Any:
-        return ops.mean(x[:, self.prefix_tokens :], axis=1) if self.token is None else x[:, self.token]
+        if self.token is None:
+            return ops.mean(x[:, self.prefix_tokens :], axis=1)
+        if self.num_tokens == 1:
+            return x[:, self.token]
+        return ops.mean(x[:, self.token : self.token + self.num_tokens], axis=1)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return (input_shape[0], input_shape[-1])
