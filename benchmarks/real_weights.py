@@ -4,6 +4,7 @@
     python benchmarks/real_weights.py dynamic int4         some
     python benchmarks/real_weights.py --size 518           at another resolution; 112 with --head
     python benchmarks/real_weights.py --head               with a head of four classes
+    python benchmarks/real_weights.py --drawings DRAWINGS --size 112: accuracy on few_photos.py's pictures
     python benchmarks/real_weights.py --peers PYTHON       OpenVINO and ONNX Runtime, in an environment with openvino,
                                                            nncf, onnx and onnxruntime
 
@@ -21,10 +22,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import few_photos
 import numpy as np
 from edge_peers import to_tflite
 
 import keras_vit
+from keras_vit import train
 from keras_vit._util.progress import timed
 from keras_vit.export import modes
 from keras_vit.export.exported import load_exported
@@ -51,7 +54,11 @@ def main() -> None:
     parser.add_argument("--peers")
     parser.add_argument("--calibration", type=int, default=32, help="crops to calibrate on")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--drawings", type=Path, help="pictures that few_photos.py --render wrote")
     options = parser.parse_args()
+    if options.drawings:
+        on_drawings(options.drawings, options.modes, options.size)
+        return
     draw = {"size": options.size, **({"photos": real_weights.CLASSES} if options.head else {})}
     model = (real_weights.with_head if options.head else real_weights.load)(options.size)
     sets = [real_weights.prepared(real_weights.crops(COUNT, seed, **draw)) for seed in SEEDS]
@@ -74,6 +81,30 @@ def main() -> None:
                 print(
                     row(path.name.removesuffix(".peer.npz"), expected, received), f"{'':7}{found['milliseconds']:9.1f}"
                 )
+
+
+def on_drawings(drawings: Path, chosen: list[str], size: int) -> None:
+    """Print the accuracy of each file on pictures of the style of the head's training, and of another one."""
+    colour, black = few_photos.drawings(drawings)
+    shown, judged = few_photos.drawn(colour, few_photos.HELD_OUT["drawings"], count=20, seed=0)
+    some = np.random.default_rng(0).permutation(len(black[1]))[: few_photos.JUDGED]
+    recipe = train.recipe("linear-probe", layers=8, image_size=size)
+    model = train.run(recipe, model=real_weights.folder(), data={"train": shown}, progress=False).model
+    pictures, labels = zip(judged, (black[0][some], black[1][some]), strict=True)
+    sets = [model.preprocess(images) for images in pictures]
+    images, expected = model.preprocess(shown[0][::12]), [model.predict(part, verbose=0) for part in sets]
+    right = [f"{np.mean(want.argmax(-1) == known):8.1%}" for want, known in zip(expected, labels, strict=True)]
+    print(f"{len(images)} calibration images; {' and '.join(str(len(each)) for each in labels)} pictures; float{right}")
+    print(f"{'':24}{'same style':>12}{'another':>9}{'same class':>12}{'cosines':>24}{'MB':>7}")
+    with tempfile.TemporaryDirectory() as folder:
+        for mode in chosen:
+            received, _, _ = exported(model, mode, images, sets, Path(folder))
+            found = [np.mean(got.argmax(-1) == known) for got, known in zip(received, labels, strict=True)]
+            same = np.mean(np.concatenate(received).argmax(-1) == np.concatenate(expected).argmax(-1))
+            cosines = [pair_cosines(want, got).mean() for want, got in zip(expected, received, strict=True)]
+            megabytes = (Path(folder) / f"{mode}.tflite").stat().st_size / 1e6
+            shares = f"{found[0]:12.1%}{found[1]:9.1%}{same:12.1%}"
+            print(f"{mode:24}{shares}{cosines[0]:12.5f}{cosines[1]:12.5f}{megabytes:7.1f}", flush=True)
 
 
 def exported(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, ViTConfig, digits, export, zoo
-from keras_vit._util import files
 from keras_vit.export import accelerators, samples
 from keras_vit.export.accelerators import Accelerated, CompiledRun, run_compiled
 from keras_vit.export.exported import load_exported
@@ -24,7 +23,7 @@ REFUSAL = (
     "CONV_2D: Max version supported: 6. Requested version 7.\n"
     "392 operations will run on the GPU, and the remaining 597 operations will run on the CPU.\n"
 )
-# int4 without its blocks: LiteRT's GPU crashes on them. No GPU has the int16 tensors of int16x8.
+# No GPU has the int16 tensors of int16x8.
 MODES = ("none", "float16", "dynamic", "int4", "int8")
 
 
@@ -107,20 +106,18 @@ def test_a_program_that_fails_crashes_or_hangs_is_one_error(tmp_path: Path, monk
 def test_a_file_for_a_device_says_what_was_chosen_and_a_crash_on_another_says_why(
     file: tuple[VisionTransformer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, path, blocks = file[0], tmp_path / "npu.tflite", tmp_path / "blocks.toml"
-    blocks.write_text(
-        'summary = "-"\ndevices = "-"\nleast_cosine = -1.0\nleast_difference_cosine = -1.0\nleast_agreement = 0\n'
-        '[[rules]]\noperators = ["FULLY_CONNECTED"]\nweights = 4\nblock = 32\n'
-    )
+    model, path = file[0], tmp_path / "npu.tflite"
     report = export.tflite(model, path, device="npu")
     assert report.mode == "float16" and "CONV_2D" in operators(path)
     assert "for npu: float16, float32 images, convolution patches. float16: Qualcomm measured" in str(report)
-    with pytest.raises(ValueError, match="'blocks' does not run with device='gpu'.*blocks"):
-        export.tflite(model, path, device="gpu", quantize=blocks)
-    export.tflite(model, path, device="cpu", quantize=blocks)
+    images = samples.images(model.config, 4)
+    given = {"calibration": images, "verify": images, "least_cosine": -1, "least_agreement": 0}
+    with pytest.raises(ValueError, match="'int16x8' does not run with device='gpu'.*int16"):
+        export.tflite(model, path, device="gpu", quantize="int16x8", **given)
+    export.tflite(model, path, device="cpu", quantize="int16x8", **given)
     (tmp_path / "program.py").write_text("import os; os.abort()")
     monkeypatch.setattr(accelerators, "__file__", str(tmp_path / "program.py"))
-    with pytest.raises(ValueError, match=r"LiteRT crashed .exit status -6.: .* in blocks. Take quantize='float16'"):
+    with pytest.raises(ValueError, match=r"LiteRT crashed .exit status -6.: .* int16. Take quantize='float16'"):
         export.verify(model, path, accelerator="gpu")
     with pytest.raises(ValueError, match=r"LiteRT crashed .exit status -6.$"):
         export.verify(*file, accelerator="gpu")
@@ -188,14 +185,7 @@ def gpu(file: tuple[VisionTransformer, Path], tmp_path_factory: pytest.TempPathF
 def check_whole_and_right(model: VisionTransformer, path: Path, mode: str, given: Any, least: float) -> None:
     """Export, run on the GPU, and compare differences of images with the model's."""
     calibration, shown = given
-    quantize: str | Path = mode
-    if mode == "int4":  # with one scale a row, without blocks
-        text = (files.data_folder("converters") / "exports" / "int4.toml").read_text(encoding="utf-8")
-        quantize = path.with_name("int4-rows.toml")
-        quantize.write_text(text.replace("block = 32\n", ""), encoding="utf-8")
-    export.tflite(
-        model, path, quantize=quantize, calibration=calibration, verify=shown, least_cosine=-1, least_agreement=0
-    )
+    export.tflite(model, path, quantize=mode, calibration=calibration, verify=shown, least_cosine=-1, least_agreement=0)
     run, accelerated = accelerators.run_on_gpu(path, shown)
     assert accelerated.refused is None and accelerated.taken == accelerated.of
     assert score(model.predict_on_batch(shown), run.outputs["logits"]) > least
@@ -237,14 +227,6 @@ def test_families_are_whole_and_right_on_the_gpu(kind: str, gpu: None, tmp_path:
     model = standardise(VisionTransformer(tiny(**(FAMILIES | OTHERS)[kind])), np.random.default_rng(0))
     shown = images(model.config, 4)  # measured: 1 - 1e-12
     check_whole_and_right(model, tmp_path / "file.tflite", "none", (None, shown), 0.999999)
-
-
-@pytest.mark.gpu
-def test_blocks_of_int4_crash_the_gpu_which_is_one_error(file: Any, gpu: None, tmp_path: Path) -> None:
-    model, path, seen = file[0], tmp_path / "file.tflite", digits.load()
-    export.tflite(model, path, quantize="int4", calibration=model.preprocess(seen.train_images[:32]))
-    with pytest.raises(ValueError, match=r"cannot be run on GPU and CPU: LiteRT crashed \(exit status -6\)"):
-        export.verify(model, path, accelerator="gpu")
 
 
 @pytest.mark.gpu

@@ -38,8 +38,7 @@ WRONG = {
     TABLE + RULE.replace('"FULLY_CONNECTED"', ""): "operators is empty",
     TABLE + RULE + "names = 'dense1$'\n": "write ';' instead",
     TABLE + RULE + 'names = "("\n': "not a regular expression",
-    TABLE + RULE + "block = 32\n": "block is for weights of 4 bits",
-    TABLE + RULE.replace("8", "4") + "block = 48\n": "block must be",
+    TABLE + RULE.replace("8", "4") + "block = 32\n": "no key 'block'",
     TABLE + RULE + 'method = "gptq"\n' + RULE + "activations = 8\n": "do not go together",
     TABLE + RULE.replace("FULLY_CONNECTED", "CONV_2D") + 'method = "gptq"\n': "'gptq' is for FULLY_CONNECTED",
     TABLE + RULE + "[search]\nnoise = 0\nshare = 0.1\n": "no key 'search'",
@@ -70,8 +69,8 @@ CHOICES = {
     ("gpu", "int8"): ("int8", "convolution"),
     ("npu", ""): ("float16", "convolution"),
     ("npu", "int16x8"): ("int16x8", "convolution"),
-    ("gpu", "int4"): "quantize='int4' does not run with device='gpu'.*ends the process.*blocks. Take .*'float16' or ",
-    ("npu", "int4"): "quantize='int4' does not run with device='npu'.*blocks. Take .*'float16' or 'int16x8'",
+    ("gpu", "int4"): ("int4", "dense"),
+    ("npu", "int4"): ("int4", "convolution"),
     ("gpu", "int16x8"): "quantize='int16x8' does not run with device='gpu'.*int16. Take .*'float16' or 'dynamic'",
 }
 
@@ -94,12 +93,15 @@ def test_a_device_chooses_mode_and_patches_or_refuses_what_it_cannot_run(device:
         assert DEVICES[device].why in line
 
 
-def test_a_mode_without_blocks_runs_where_blocks_do_not(tmp_path: Path) -> None:
-    path = tmp_path / "rows.toml"
-    for block, count in (("", 0), ("block = 32\n", 1)):
-        path.write_text(TABLE + RULE.replace("8", "4") + block, encoding="utf-8")
-        for device in ("gpu", "npu"):
-            assert len(list(Options(device=device).device_problems(load_mode(path)))) == count
+def test_rules_for_the_last_third_of_the_blocks_have_their_numbers() -> None:
+    names = ("block_7/attention/out", "block_8/attention/out", "block_11/attention/value", "block_11/mlp/dense1")
+    for count, bits in ((12, [4, 8, 8, 4]), (24, [4, 4, 4, 4]), (2, [4, 4, 4, 4])):
+        mode = load_mode("int4").for_blocks(count)
+        assert [mode.storage_of("FULLY_CONNECTED", name).bits for name in names] == bits
+        assert (mode.bits, mode.needs_calibration) == ((4, 8), True)
+
+
+def test_devices_and_batches_that_do_not_go_together_are_refused() -> None:
     assert "needs batch=1" in next(Options(device="gpu", batch=None).device_problems(load_mode("float16")))
     assert not list(Options(device="npu", batch=4).device_problems(load_mode("float16")))
     for wrong in ("tpu", ["gpu"]):

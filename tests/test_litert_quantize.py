@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,19 +206,18 @@ def test_of_several_rules_the_last_that_fits_counts(tiny_file, tmp_path):
     mode = ruled(
         Rule(operators=dense, weights=8),
         Rule(operators=dense, weights=32, names="block_0/mlp"),
-        Rule(operators=dense, weights=4, block=32, names="block_0/mlp/dense2;"),
+        Rule(operators=dense, weights=4, names="block_0/mlp/dense2;"),
     )
     path = tmp_path / "model.tflite"
     build_file(built(), Options(storage=mode)).write(path)
-    tensors = {tensor.name.decode(): tensor for tensor in unpacked(path).subgraphs[0].tensors}
-    types, s = {name: tensor.type for name, tensor in tensors.items()}, schema().TensorType
+    types = {tensor.name.decode(): tensor.type for tensor in unpacked(path).subgraphs[0].tensors}
+    s = schema().TensorType
     assert types["block_0/mlp/dense1/kernel"] == s.FLOAT32
     assert types["block_0/mlp/dense2/kernel"] == s.INT4
-    assert tensors["block_0/mlp/dense2/kernel"].quantization.details.blockSize == 32
     assert types["block_1/mlp/dense2/kernel"] == s.INT8
 
 
-@pytest.mark.parametrize("storage", [INT8, INT4, replace(INT4, block=32)], ids=["8", "4", "4 in blocks"])
+@pytest.mark.parametrize("storage", [INT8, INT4], ids=["8", "4"])
 def test_integers_are_what_the_runtime_computes_with(tmp_path, storage):
     random = np.random.default_rng(0)
     kernel = (random.normal(size=(5, 96)) * np.repeat([1, 0.1, 10], 32)).astype(np.float32)
@@ -227,8 +225,7 @@ def test_integers_are_what_the_runtime_computes_with(tmp_path, storage):
     x, bias = np.rint(random.uniform(-127, 128, size=(7, 96))), random.normal(size=5)
     x[:, :2] = -127, 128  # the runtime's rounding of each row is exact then
     integers = storage.rounded(kernel)
-    nearest = integers.scales.repeat(96 // integers.scales.shape[1], axis=1) / 2
-    assert (np.abs(integers.floats() - kernel) <= 1.01 * nearest).all()
+    assert (np.abs(integers.floats() - kernel) <= 1.01 * integers.scales[:, None] / 2).all()
     integers.values[0, ::7] = storage.least
     ops = Operators(Builder(), storage, {"head": RoundedDense(integers, bias)})
     image = ops.builder.input("image", (7, 96))
@@ -257,7 +254,7 @@ def textbook(kernel: np.ndarray, squares: np.ndarray, steps: np.ndarray, storage
     return weights
 
 
-@pytest.mark.parametrize("storage", [INT8, INT4, replace(INT4, block=32)], ids=["8", "4", "4 in blocks"])
+@pytest.mark.parametrize("storage", [INT8, INT4], ids=["8", "4"])
 def test_gptq_is_the_papers_across_blocks_of_columns(monkeypatch, storage):
     monkeypatch.setattr("keras_vit.export.quantize.BLOCK_COLUMNS", 24)
     monkeypatch.setattr("keras_vit.export.quantize.SWEEPS", 0)
@@ -265,7 +262,7 @@ def test_gptq_is_the_papers_across_blocks_of_columns(monkeypatch, storage):
     inputs = random.normal(size=(300, 64)) @ random.normal(size=(64, 64))
     kernel = random.normal(size=(50, 64)).astype(np.float32)
     received = gptq(kernel, inputs.T @ inputs, storage)
-    steps = received.scales.repeat(64 // received.scales.shape[1], axis=1)
+    steps = received.scales[:, None].repeat(64, axis=1)
     # Results are multiples of the scale, so they differ by float32 rounding or by a whole step.
     expected = textbook(kernel, inputs.T @ inputs, steps, storage)
     assert np.abs(received.floats() - expected).max() < 1e-3 * steps.min()
@@ -274,8 +271,7 @@ def test_gptq_is_the_papers_across_blocks_of_columns(monkeypatch, storage):
     assert errors[0] < 0.5 * errors[1]
 
 
-@pytest.mark.parametrize("storage", [INT4, replace(INT4, block=32)], ids=["4", "4 in blocks"])
-def test_kernels_of_four_bits_are_rounded_again_until_no_single_change_helps(monkeypatch, storage):
+def test_kernels_of_four_bits_are_rounded_again_until_no_single_change_helps(monkeypatch):
     random = np.random.default_rng(0)
     inputs = random.normal(size=(300, 64)) @ random.normal(size=(64, 64))
     squares, kernel = inputs.T @ inputs, random.normal(size=(50, 64)).astype(np.float32)
@@ -283,12 +279,12 @@ def test_kernels_of_four_bits_are_rounded_again_until_no_single_change_helps(mon
     errors = []
     for sweeps in (0, 2, 50):
         monkeypatch.setattr("keras_vit.export.quantize.SWEEPS", sweeps)
-        integers = gptq(kernel, squares, storage)
+        integers = gptq(kernel, squares, INT4)
         error = integers.floats() - kernel
         errors.append((error @ damped * error).sum())
     assert errors[0] > 1.02 * errors[1] > errors[2]
-    steps = integers.scales.repeat(64 // integers.scales.shape[1], axis=1)
-    best = np.rint(integers.values - error @ damped / np.diag(damped) / steps).clip(storage.least, storage.largest)
+    steps = integers.scales[:, None]
+    best = np.rint(integers.values - error @ damped / np.diag(damped) / steps).clip(INT4.least, INT4.largest)
     assert (best == integers.values).mean() > 0.999  # float32 decides near ties
 
 

@@ -227,7 +227,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"quantize": "mine.toml"}, "mine.toml"),
     ({"quantize": 8}, "quantize must be"),
     ({"device": "tpu"}, "device must be"),
-    ({"device": "gpu", "quantize": "int4", "batch": 2}, "quantize='int4' does not run.*device='gpu' needs batch=1"),
+    (
+        {"device": "gpu", "quantize": "int16x8", "batch": 2},
+        "quantize='int16x8' does not run.*device='gpu' needs batch=1",
+    ),
     ({"input_dtype": "int8"}, "input_dtype must be"),
     ({"resize": "best"}, "resize must be"),
     ({"output": "classes"}, "a class for every pixel"),

@@ -198,6 +198,7 @@ def _check_options(options: Options, model: keras.Model, *, has_calibration: boo
         problems.append(f"{' and '.join(options.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
+    mode = mode.for_blocks(model.config.num_layers if is_ours else 0)
     return mode, dataclasses.replace(
         options, class_names=names, patches=options.chosen_patches(mode), storage=mode, norms=mode.norms
     )

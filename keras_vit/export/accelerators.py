@@ -117,8 +117,7 @@ def _gpu_problem(path: Path) -> str | None:
     from keras_vit.export.exported import read_structure
     from keras_vit.export.modes import DEVICES
 
-    structure = read_structure(path)
-    return DEVICES["gpu"].problem(has_blocks=structure.has_blocks, has_int16=structure.storage == "int16x8")
+    return DEVICES["gpu"].problem(has_int16=read_structure(path).storage == "int16x8")
 
 
 def run_compiled(path: Path, images: np.ndarray, *, hardware: tuple[str, ...] = ("CPU",)) -> CompiledRun:

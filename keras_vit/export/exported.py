@@ -54,14 +54,12 @@ class Structure:
         max_rank: most dimensions of a tensor.
         num_operators: number of operators.
         storage: name of the mode in converters/exports whose files store weights and activations as this one does.
-        has_blocks: whether inputs of a kernel share scales in blocks.
     """
 
     operators: frozenset[str]
     max_rank: int
     num_operators: int
     storage: str = "none"
-    has_blocks: bool = False
 
 
 def read_structure(path: str | os.PathLike[str]) -> Structure:
@@ -97,7 +95,6 @@ def _parse(litert_schema: Any, content: memoryview) -> Structure:
         max((tensor.ShapeLength() for tensor in tensors), default=0),
         sum(graph.OperatorsLength() for graph in graphs),
         _storage(litert_schema.TensorType, tensors, sizes),
-        any(map(_has_blocks, tensors)),
     )
 
 
@@ -109,11 +106,6 @@ def _buffer_bytes(buffer: Any, file_bytes: int) -> int:
     if start + size > file_bytes:
         raise ValueError
     return int(size)
-
-
-def _has_blocks(tensor: Any) -> bool:
-    quantization = tensor.Quantization()
-    return quantization is not None and quantization.DetailsType() == schema().QuantizationDetails.BlockwiseQuantization
 
 
 def _storage(types: Any, tensors: list[Any], buffer_bytes: list[int]) -> str:

@@ -51,7 +51,7 @@ class Rule:
     activations: Literal[8, 16, 32] = FLOAT_BITS
     names: str | None = None  # regular expression to find in the operator's name, as "block_0/mlp"; None fits all
     method: Literal["min_max", "gptq"] = "min_max"  # how a kernel is rounded: to the nearest, or by `gptq`
-    block: Literal[32, 64, 128, 256] | None = None  # number of inputs that share a scale, of 4 bits; None: all
+    last_third: bool = False  # only for the last third of the blocks, if the model has such operators there
 
     @property
     def needs_calibration(self) -> bool:
@@ -67,7 +67,7 @@ class Rule:
     @property
     def storage(self) -> Storage:
         """Storage of the kernels of the rule's operators."""
-        return {4: dataclasses.replace(INT4, block=self.block), 8: INT8, FLOAT_BITS: FLOAT32}[self.weights]
+        return {4: INT4, 8: INT8, FLOAT_BITS: FLOAT32}[self.weights]
 
     def fits(self, kind: str, name: str) -> bool:
         """True if the rule applies to an operator of a kind (its name in the schema) and a name."""
@@ -110,6 +110,16 @@ class Mode:
     gptq: bool = False  # whether GPTQ rounds the kernels of dense layers where there are calibration images
     norms: Norms = "float"  # how norms compute
 
+    def for_blocks(self, count: int) -> "Mode":
+        """Return the mode for a model of `count` blocks: rules for the last third have the numbers of its blocks."""
+        numbers = "|".join(map(str, range(count - count // 3, count)))
+        rules = [
+            dataclasses.replace(rule, names=f"block_({numbers})/.*({rule.names or ''})") if rule.last_third else rule
+            for rule in self.rules
+            if numbers or not rule.last_third
+        ]
+        return dataclasses.replace(self, rules=tuple(rules))
+
     def rule(self, kind: str, name: str) -> Rule | None:
         """Find the rule that applies to an operator of a kind in the schema and a name."""
         return next((rule for rule in reversed(self.rules) if rule.fits(kind, name)), None)
@@ -135,11 +145,6 @@ class Mode:
     def needs_calibration(self) -> bool:
         """True if it needs calibration images."""
         return any(rule.needs_calibration for rule in self.rules)
-
-    @property
-    def has_blocks(self) -> bool:
-        """True if inputs of a kernel share scales in blocks."""
-        return any(rule.block for rule in self.rules)
 
     @property
     def has_int16(self) -> bool:
@@ -220,8 +225,6 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
     names = rule.get("names", "")
     if re.search(r"(?<!\\)\$", names):
         yield f"{where}.names must not have '$': a ';' follows each name; write ';' instead. Received: {names!r:.200}"
-    if rule.get("block") and rule["weights"] != 4:
-        yield f"{where}.block is for weights of 4 bits. Received: {rule['weights']} bits"
     if rule.get("method") == "gptq" and set(rule["operators"]) != {"FULLY_CONNECTED"}:
         yield f"{where}.method 'gptq' is for FULLY_CONNECTED. Received: {rule['operators']}"
     try:
@@ -240,16 +243,13 @@ class Device:
     quantize: str  # the mode that is taken unless another is given
     why: str  # why this mode, and who measured it
     patches: Patches = "dense"
-    # What it does with kernels that have scales by block, and with activations of 16 bits, if it cannot run them.
-    blocks: str | None = None
-    int16: str | None = None
+    int16: str | None = None  # what it does with activations of 16 bits, if it cannot run them
     batches: str | None = None  # what it does with several images in a call, if it cannot run them
     instead: str = ""  # modes to take in place of one that it cannot run
 
-    def problem(self, *, has_blocks: bool, has_int16: bool) -> str | None:
+    def problem(self, *, has_int16: bool) -> str | None:
         """Say why it cannot run a mode, or a file, and what to take instead; None if it can."""
-        reason = self.blocks if has_blocks and self.blocks else self.int16 if has_int16 else None
-        return None if reason is None else f"{reason}. Take {self.instead}"
+        return f"{self.int16}. Take {self.instead}" if has_int16 and self.int16 else None
 
 
 # Images are float32 on all of them: no measurement speaks for pixels on one of them.
@@ -263,7 +263,6 @@ DEVICES = {
         quantize="float16",
         why="LiteRT's GPU accelerator takes the whole file, run here on a GPU in software; Qualcomm names it for older "
         "runtimes. quantize='dynamic' is the other choice",
-        blocks="LiteRT 2.3.0's GPU accelerator ends the process on int4 kernels in blocks",
         int16="no operator of LiteRT's GPU accelerator takes int16",
         batches="LiteRT 2.3.0's GPU accelerator computes SPACE_TO_DEPTH and PAD of more images wrong",
         instead="quantize='float16' or 'dynamic'",
@@ -273,8 +272,6 @@ DEVICES = {
         why="Qualcomm measured ViT-B/16 on a Galaxy S25: 4.75 ms with all of the accuracy, and 7.36 ms with 2.8 points "
         "less in int8. The other choice is quantize='int16x8', which was not measured as a .tflite file",
         patches="convolution",  # MediaTek's and Intel's compilers do not take SPACE_TO_DEPTH
-        blocks="LiteRT's compilers for Qualcomm's and MediaTek's NPUs take no int4 kernels in blocks",
-        instead="quantize='float16' or 'int16x8'",
     ),
 }
 DeviceName = Literal["cpu", "gpu", "npu"]
@@ -392,7 +389,7 @@ class Options:
         """Yield one sentence for each option that the device cannot run."""
         if self.target is None:
             return
-        if problem := self.target.problem(has_blocks=mode.has_blocks, has_int16=mode.has_int16):
+        if problem := self.target.problem(has_int16=mode.has_int16):
             yield f"quantize={mode.name!r} does not run with device={self.device!r}: {problem}"
         if self.target.batches and self.batch != 1:
             yield f"device={self.device!r} needs batch=1: {self.target.batches}. Received: {self.batch}"

@@ -48,9 +48,7 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: flo
     """
     scales = _least_error_scales(kernel, np.diag(hessian), storage) if storage.bits < 8 else storage.scales(kernel)
     order = np.argsort(-np.diag(hessian), kind="stable")
-    # (inputs, outputs): a column of the paper is a contiguous row here
-    weights = kernel.T[order]
-    steps = scales.T.repeat(len(order) // scales.shape[1], axis=0)[order]
+    weights = kernel.T[order]  # (inputs, outputs): a column of the paper is a contiguous row here
     damped = _damped(hessian, damping)[np.ix_(order, order)]
     factor = np.linalg.cholesky(np.linalg.inv(damped)).T.astype(np.float32)
     integers = np.empty(kernel.shape, np.int8)
@@ -58,9 +56,9 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: flo
         stop = min(start + BLOCK_COLUMNS, len(order))
         errors = np.empty((stop - start, len(kernel)), np.float32)
         for i in range(start, stop):
-            rounded = np.rint(weights[i] / steps[i]).clip(storage.least, storage.largest)
+            rounded = np.rint(weights[i] / scales).clip(storage.least, storage.largest)
             integers[:, order[i]] = rounded
-            error = errors[i - start] = (weights[i] - rounded * steps[i]) / factor[i, i]
+            error = errors[i - start] = (weights[i] - rounded * scales) / factor[i, i]
             weights[i + 1 : stop] -= np.outer(factor[i, i + 1 : stop], error)
         weights[stop:] -= factor[start:stop, stop:].T @ errors
     if storage.bits < 8:
@@ -72,30 +70,29 @@ def _refine_rounding(
     integers: np.ndarray, kernel: np.ndarray, scales: np.ndarray, hessian: np.ndarray, storage: Storage
 ) -> None:
     """Move each integer, in place, to where the squared error of the layer's outputs is least, the others fixed."""
-    steps = scales.T.repeat(kernel.shape[1] // scales.shape[1], axis=0)  # (inputs, outputs)
     diagonal, hessian = np.diag(hessian), hessian.astype(np.float32)
     current = integers.T.astype(np.float32)
-    pull = hessian @ (kernel.T - current * steps)
-    for start in [*range(0, len(steps), BLOCK_COLUMNS)] * SWEEPS:
-        stop = min(start + BLOCK_COLUMNS, len(steps))
+    pull = hessian @ (kernel.T - current * scales)
+    for start in [*range(0, len(current), BLOCK_COLUMNS)] * SWEEPS:
+        stop = min(start + BLOCK_COLUMNS, len(current))
         moved = np.zeros((stop - start, len(kernel)), np.float32)
         for i in range(start, stop):
             left = pull[i] - hessian[i, start:i] @ moved[: i - start]
-            rounded = np.rint(current[i] + left / (diagonal[i] * steps[i])).clip(storage.least, storage.largest)
-            moved[i - start] = (rounded - current[i]) * steps[i]
+            rounded = np.rint(current[i] + left / (diagonal[i] * scales)).clip(storage.least, storage.largest)
+            moved[i - start] = (rounded - current[i]) * scales
             current[i] = rounded
         pull -= hessian[:, start:stop] @ moved
     integers[...] = current.T
 
 
 def _least_error_scales(kernel: np.ndarray, squares: np.ndarray, storage: Storage) -> np.ndarray:
-    """Choose for each block the scale with the least error of the outputs, as if inputs were independent."""
+    """Choose for each output the scale with the least error, as if inputs were independent."""
     best, least = storage.scales(kernel), np.inf
     for share in SCALE_SHARES:
         scales = storage.scales(kernel, share)
-        steps = scales.repeat(kernel.shape[1] // scales.shape[1], axis=1)
+        steps = scales[:, None]
         rounded = np.rint(kernel / steps).clip(storage.least, storage.largest) * steps
-        errors = (np.square(rounded - kernel) * squares).reshape(*scales.shape, -1).sum(axis=-1)
+        errors = np.square(rounded - kernel) @ squares
         best, least = np.where(errors < least, scales, best), np.minimum(errors, least)
     return best
 
@@ -260,7 +257,11 @@ def _recipe(package: Any, graph: FileGraph, mode: Mode) -> list[dict[str, Any]]:
 def check_names(graph: FileGraph, mode: Mode) -> None:
     """Raise a ValueError if a rule with names fits no operator of a file."""
     for index, rule in enumerate(mode.rules):
-        if rule.names and not any(rule.fits(operator.kind, graph.name(operator)) for operator in graph.operators):
+        if (
+            rule.names
+            and not rule.last_third
+            and not any(rule.fits(operator.kind, graph.name(operator)) for operator in graph.operators)
+        ):
             raise ValueError(
                 f"Mode {mode.name!r}, rules[{index}]: no operator of the file fits names = {rule.names!r} and "
                 f"{list(rule.operators)}"

@@ -78,15 +78,8 @@ class Builder:
         return tensor
 
     def integers(self, values: np.ndarray, scales: np.ndarray, name: str, *, bits: int) -> Tensor:
-        """Add a quantized weight: int8 values (outputs, ...) of 8 or 4 bits, float32 scales (outputs, blocks)."""
-        s = schema()
-        if scales.shape[1] == 1:
-            parameters = s.QuantizationParametersT(scale=scales[:, 0], zeroPoint=np.zeros(len(scales), np.int64))
-        else:
-            half = self.constant(scales.astype(np.float16), f"{name}/scales")
-            blocks = s.BlockwiseQuantizationT(half.index, -1, values.shape[1] // scales.shape[1])
-            kind = s.QuantizationDetails.BlockwiseQuantization
-            parameters = s.QuantizationParametersT(detailsType=kind, details=blocks)
+        """Add a quantized weight: int8 values (outputs, ...) of 8 or 4 bits, float32 scales (outputs,)."""
+        parameters = schema().QuantizationParametersT(scale=scales, zeroPoint=np.zeros(len(scales), np.int64))
         shape = values.shape
         if bits == 4:  # two in a byte, the first in the lower half
             pairs = np.resize(values, -(-values.size // 2) * 2).reshape(-1, 2) & 0xF

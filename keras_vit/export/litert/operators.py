@@ -22,15 +22,14 @@ StorageName = Literal["float32", "float16", "int8"]  # of all kernels of a file
 
 
 class Integers(NamedTuple):
-    """A kernel as integers: value[i, j] = scales[i, j // block] * values[i, j], with inputs in blocks of equal size."""
+    """A kernel as integers: value[i, j] = scales[i] * values[i, j]."""
 
     values: np.ndarray  # int8 (outputs, ...)
-    scales: np.ndarray  # float32 (outputs, blocks)
+    scales: np.ndarray  # float32 (outputs,)
 
     def floats(self) -> np.ndarray:
         """Convert to floats, the values of a dense layer's kernel, float32."""
-        outputs, blocks = self.scales.shape
-        return (self.values.reshape(outputs, blocks, -1) * self.scales[..., None]).reshape(self.values.shape)
+        return self.values * self.scales.reshape(-1, *[1] * (self.values.ndim - 1))
 
 
 class StorageRules(Protocol):
@@ -52,7 +51,6 @@ class Storage:
     bits: int  # of a weight
     # Whether the runtime quantizes the inputs of these layers, row by row, in every call.
     quantizes_inputs: bool = False
-    block: int | None = None  # number of inputs that share a scale; None: all inputs of an output
     dense_version: int = 5  # lowest version of FULLY_CONNECTED that takes such kernels; 5: keep_num_dims
     convolution_version: int = 1  # lowest version of CONV_2D that takes such kernels
 
@@ -77,18 +75,15 @@ class Storage:
     def rounded(self, kernel: np.ndarray) -> Integers:
         """Round a kernel, float (outputs, ...), to the nearest integers."""
         scales = self.scales(kernel)
-        blocks = np.asarray(kernel, np.float32).reshape(*scales.shape, -1)
-        integers = np.rint(blocks / scales[..., None]).clip(-self.largest, self.largest).astype(np.int8)
+        rows = np.asarray(kernel, np.float32).reshape(len(kernel), -1)
+        integers = np.rint(rows / scales[:, None]).clip(-self.largest, self.largest).astype(np.int8)
         return Integers(integers.reshape(kernel.shape), scales)
 
     def scales(self, kernel: np.ndarray, share: float = 1.0) -> np.ndarray:
-        """Scales, float32 (outputs, blocks), whose largest integers are a share of the largest weights."""
+        """Scales, float32 (outputs,), whose largest integers are a share of the largest weights."""
         rows = np.asarray(kernel, np.float32).reshape(len(kernel), -1)
-        has_blocks = self.block is not None and rows.shape[1] % self.block == 0
-        blocks = rows.reshape(len(rows), -1, self.block or 1) if has_blocks else rows[:, None]
-        scales = np.abs(blocks).max(axis=-1) * np.float32(share) / np.float32(self.largest)
-        scales = np.where(scales > 0, scales, np.float32(1))
-        return _as_block_scales(scales) if has_blocks else scales
+        scales = np.abs(rows).max(axis=-1) * np.float32(share) / np.float32(self.largest)
+        return np.where(scales > 0, scales, np.float32(1))
 
     @property
     def largest(self) -> int:
@@ -99,12 +94,6 @@ class Storage:
     def least(self) -> int:
         """The least integer: -127 of 8 bits, which the runtime's kernels ask for, -8 of 4 bits."""
         return -self.largest if self.bits == 8 else -self.largest - 1
-
-
-def _as_block_scales(scales: np.ndarray) -> np.ndarray:
-    """Round the scales of blocks as XNNPACK reads them: float16 with the 8 significant bits of a bfloat16."""
-    mantissa, exponent = np.frexp(scales)
-    return np.ldexp(np.rint(mantissa * 256) / 256, exponent).astype(np.float16).astype(np.float32)
 
 
 FLOAT32 = Storage("float32", 32)
