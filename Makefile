@@ -59,7 +59,7 @@ test-wheel: wheel ## run README's first lines in an environment with only the wh
 	$(BIN)/python tests/doc_blocks.py > $(TRIED)/lines.py
 	cd $(TRIED) && KERAS_VIT_OFFLINE=1 bin/python -I lines.py
 
-test-next: ## make test's tests with the newest TensorFlow and Keras, candidates too; others: WITH="tensorflow==2.18.* keras==3.9.*"
+test-next: ## make test's tests with the newest TensorFlow and Keras, candidates too; others: WITH="tensorflow==2.20.* keras==3.14.*"
 	$(PYTHON) -m venv --clear $(NEXT)
 	$(NEXT)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" $(WITH)
 	$(NEXT)/bin/python -m pip list --disable-pip-version-check | grep -E "^(tensorflow|keras|numpy|tokenizers|ai-edge|litert)"

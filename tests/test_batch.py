@@ -473,7 +473,7 @@ def test_wrong_input_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "keras_vit.batch._embed")
-    monkeypatch.delattr(batch, "embed", raising=False)  # kept there by an earlier use
+    monkeypatch.delitem(vars(batch), "embed", raising=False)  # kept there by an earlier use
     with pytest.raises(ImportError, match=r"needs the package pyarrow: pip install \"keras-vit-zoo\[batch\]\""):
         batch.embed  # noqa: B018
 

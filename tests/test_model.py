@@ -150,6 +150,7 @@ def test_a_compiled_model_comes_back_with_its_optimizer(tmp_path: Path) -> None:
     model.train_on_batch(x, y)
     model.save(tmp_path / "model.keras")
     other = keras.saving.load_model(tmp_path / "model.keras")
+    model.reset_metrics()  # Keras 3.14 returns the mean loss of both steps
     assert other.train_on_batch(x, y) == pytest.approx(model.train_on_batch(x, y), rel=1e-5)
     assert int(other.optimizer.iterations) == 2
 

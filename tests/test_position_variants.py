@@ -229,7 +229,7 @@ def test_a_variant_learns_in_mixed_precision_and_comes_back_from_its_file(name: 
     before = values(model)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(5e-3), loss, run_eagerly=True)
-    losses = [float(model.train_on_batch(images, labels)) for _ in range(6)]
+    losses = model.fit(images, labels, batch_size=10, epochs=6, verbose=0).history["loss"]
     assert losses[-1] < 0.8 * losses[0]
     for path, value in values(model).items():
         assert value.dtype == np.float32

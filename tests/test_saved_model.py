@@ -118,7 +118,7 @@ def test_one_operator_has_each_norm_and_each_gelu(dtype: str | None) -> None:
     graph = tf.function(server.model_function(served), input_signature=[spec]).get_concrete_function().graph
     kinds = [operator.type for operator in graph.get_operations()]
     # The final norm, of the class token alone, stays as Keras computes it.
-    assert kinds.count("FusedBatchNormV3") == 4 and kinds.count("SquaredDifference") == 1
+    assert kinds.count("FusedBatchNormV3") == 4 and kinds.count("Rsqrt") == 1
     for tanh in (operator for operator in graph.get_operations() if operator.type == "Tanh"):
         scope = tanh.name.rpartition("/")[0]
         (bias,) = {

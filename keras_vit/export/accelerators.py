@@ -15,7 +15,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -174,8 +174,8 @@ def _run(work: Path, path: str, hardware: list[str]) -> None:
             values = results[output].read(int(np.prod(tensor["shape"])), np.dtype(tensor["dtype"]))
             outputs[output].append(values.reshape(tensor["shape"]))
         times.append(1000 * (time.perf_counter() - began) / batch)
-    joined = {output: np.concatenate(parts[1:])[: len(images)] for output, parts in outputs.items()}
-    np.savez(work / "outputs.npz", allow_pickle=False, **joined)
+    joined: dict[str, Any] = {output: np.concatenate(parts[1:])[: len(images)] for output, parts in outputs.items()}
+    np.savez(work / "outputs.npz", **joined)
     report = {"milliseconds": statistics.median(times[1:])}
     (work / "report.json").write_text(json.dumps(report))
 

@@ -4,6 +4,7 @@ Each group is a frozen dataclass that checks its own values, and can be used alo
 `ViTConfig` inherits from all of them, so that every field keeps its flat spelling.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal, Self, cast, get_args
@@ -467,6 +468,7 @@ class HeadConfig(Group):
 
 def document_groups(cls: type, *groups: type) -> None:
     """Add the arguments of groups to the docstring of a config that inherits from them, in front of its own."""
-    own, _, arguments = (cls.__doc__ or "").partition("    Args:\n")
-    theirs = [(group.__doc__ or "").partition("    Args:\n")[2].rstrip(" ") for group in groups]
-    cls.__doc__ = f"{own}    Args:\n{''.join(theirs)}{arguments}"
+    # Python 3.13 removes the indentation of docstrings, earlier versions keep it.
+    own, *theirs = (inspect.cleandoc(kind.__doc__ or "").partition("\nArgs:\n")[::2] for kind in (cls, *groups))
+    arguments = "\n".join(part.strip("\n") for _, part in (*theirs, own))
+    cls.__doc__ = f"{own[0]}\nArgs:\n{arguments}\n"

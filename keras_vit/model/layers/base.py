@@ -114,9 +114,16 @@ def activation_function(name: str) -> Callable[[Any], Any]:
 class LayerNormalization(keras.layers.LayerNormalization):
     """Keras' LayerNormalization of the last axis, which `runtime` can observe, and compile as one if `is_fused`."""
 
+    axis: Any
+
     def __init__(self, *, epsilon: float = 1e-6, is_fused: bool = False, **kwargs: Any) -> None:
         super().__init__(epsilon=epsilon, **kwargs)
         self.is_fused = is_fused
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        axis = self.axis
+        super().build(input_shape)
+        self.axis = axis  # Keras 3.16 would count it from the front, and the final norm reads inputs of two ranks
 
     def call(self, inputs: Any) -> Any:
         runtime.observe(self.path, inputs)
