@@ -79,7 +79,7 @@ SHAPES: list[tuple[str, tuple[int, ...]]] = [
     ("Transformer/posembed_input/pos_embedding", (1, 17, 16)),
     (Q, (32, 32)),
     (Q, (32, 8, 4)),  # as many numbers, other heads
-    ("cls", (1, 2, 32)),
+    ("cls", (1, 1, 31)),
 ]
 
 

@@ -99,7 +99,7 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> PendingTens
     if storage == INT8:
         integers, factors = storage.rounded(words)
         rows = ops.gather(ops.constant(integers, f"{name}/embedding"), ids, f"{name}/rows")
-        factor = ops.gather(ops.constant(factors, f"{name}/factors"), ids, f"{name}/factor")
+        factor = ops.gather(ops.constant(factors[:, None], f"{name}/factors"), ids, f"{name}/factor")
         x = ops.multiply(ops.cast(rows, "float32", f"{name}/floats"), factor, f"{name}/words")
     else:
         x = ops.gather(storage.add_kernel(ops.builder, words, f"{name}/embedding"), ids, f"{name}/words")
