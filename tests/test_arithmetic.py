@@ -23,6 +23,7 @@ from tiny_models import FAMILIES, VARIANTS, prepared, tiny
 MODES = {"float32": "none", "float16": "float16", "int8": "dynamic"}
 
 
+@pytest.mark.full
 def test_every_variant_has_parts_and_the_last_gives_what_the_model_gives() -> None:
     received, expected = {}, {}
     for variant, changes in (VARIANTS | FAMILIES).items():

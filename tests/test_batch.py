@@ -478,6 +478,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         batch.embed  # noqa: B018
 
 
+@pytest.mark.full
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     photos(tmp_path / "photos", 2)

@@ -51,6 +51,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- models
 
 
+@pytest.mark.full
 def test_a_folder_of_a_run_is_its_model(
     run_folder: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

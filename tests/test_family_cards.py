@@ -71,6 +71,7 @@ SIZES = (
 )
 
 
+@pytest.mark.full
 def test_a_model_has_the_official_number_of_parameters() -> None:
     found = {}
     for name, tag in OFFICIAL:

@@ -149,6 +149,7 @@ def test_a_swapped_embedding_is_that_of_the_other_patch() -> None:
     np.testing.assert_allclose(found, model(moved, corruption=Corruption(NOTHING, NOTHING, OWN)), **CLOSE)
 
 
+@pytest.mark.full
 def test_of_a_masked_patch_nothing_is_seen_and_all_others_are() -> None:
     model = wrapped()
     images = prepared(model.encoder.config)

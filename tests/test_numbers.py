@@ -140,6 +140,7 @@ def test_a_png_has_the_numbers_of_all_classes(tmp_path: Path) -> None:
         assert values.max() == classes - 1
 
 
+@pytest.mark.full
 def test_a_png_has_every_distance(tmp_path: Path) -> None:
     for max_depth, scale in {10: 1000, 65.5: 1000, 200: 256, 1000: 65.535, 1e5: 0.65535}.items():
         assert _depth_scale(max_depth, np.float32([max_depth / 2])) == pytest.approx(scale)

@@ -81,6 +81,7 @@ def lora() -> VisionTransformer:
     return model
 
 
+@pytest.mark.full
 def test_a_model_with_lora_is_saved_and_exported_with_its_updates(tmp_path: Path, lora: VisionTransformer) -> None:
     lora.save(tmp_path / "vit.keras")
     with warnings.catch_warnings():
