@@ -18,10 +18,11 @@ from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS, BlockConfig, ViTConfig
 from keras_vit.model.layers.base import activation_function
 from keras_vit.model.vision_transformer import VisionTransformer
+from marks import full_except
 
 # float32 holds 6e-8 of a value; sums of some hundred products of size 1 stay far below this.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-RESNET = {"norm_epsilon": 1e-6, "conv_epsilon": 1e-5, "conv_epsilon_place": "std"}from marks import full_except
+RESNET = {"norm_epsilon": 1e-6, "conv_epsilon": 1e-5, "conv_epsilon_place": "std"}
 
 TOKENS, MAP = (2, 9, 32), (2, 9, 7, 64)
 # name: the layer's class, its arguments, the shape of an input
