@@ -94,8 +94,9 @@ def test_a_device_chooses_mode_and_patches_or_refuses_what_it_cannot_run(device:
 
 
 def test_rules_for_the_last_third_of_the_blocks_have_their_numbers() -> None:
-    names = ("block_7/attention/out", "block_8/attention/out", "block_11/attention/value", "block_11/mlp/dense1")
-    for count, bits in ((12, [4, 8, 8, 4]), (24, [4, 4, 4, 4]), (2, [4, 4, 4, 4])):
+    attention = [f"block_{place}" for place in ("7/attention/out", "8/attention/out", "11/attention/value")]
+    names = [*attention, "block_11/mlp/dense1", "block_16/attention/out"]
+    for count, bits in ((12, [4, 8, 8, 4, 4]), (24, [4, 4, 4, 4, 8]), (2, [4, 4, 4, 4, 4])):
         mode = load_mode("int4").for_blocks(count)
         assert [mode.storage_of("FULLY_CONNECTED", name).bits for name in names] == bits
         assert (mode.bits, mode.needs_calibration) == ((4, 8), True)

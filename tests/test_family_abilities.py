@@ -33,7 +33,7 @@ MODES = [mode for mode in modes.mode_names() if mode not in ("none", "dynamic")]
 
 
 def turn(kind: str) -> tuple[int, int]:
-    """Return two of the modes for each kind, others for the next."""
+    """Return the numbers of two modes for a kind of model, so that the kinds together have all modes."""
     number = list(KINDS).index(kind)
     return number, number + 2
 

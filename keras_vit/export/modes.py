@@ -51,7 +51,7 @@ class Rule:
     activations: Literal[8, 16, 32] = FLOAT_BITS
     names: str | None = None  # regular expression to find in the operator's name, as "block_0/mlp"; None fits all
     method: Literal["min_max", "gptq"] = "min_max"  # how a kernel is rounded: to the nearest, or by `gptq`
-    last_third: bool = False  # only for the last third of the blocks, if the model has such operators there
+    last_third: bool = False  # only for operators of the last third of the blocks; there may be none
 
     @property
     def needs_calibration(self) -> bool:
@@ -111,7 +111,7 @@ class Mode:
     norms: Norms = "float"  # how norms compute
 
     def for_blocks(self, count: int) -> "Mode":
-        """Return the mode for a model of `count` blocks: rules for the last third have the numbers of its blocks."""
+        """Return the mode for a model of `count` blocks: names of rules for the last third have its numbers."""
         numbers = "|".join(map(str, range(count - count // 3, count)))
         rules = [
             dataclasses.replace(rule, names=f"block_({numbers})/.*({rule.names or ''})") if rule.last_third else rule
