@@ -163,10 +163,10 @@ def test_no_wrong_command_starts_tensorflow_or_writes_a_file(folder: Path) -> No
 
 
 QUIET = {
+    "plan B/16 --batch 8 --json": dict,
     "export digits --to digits.tflite --json": dict,
 }
 QUIET_TOO = {
-    "plan B/16 --batch 8 --json": dict,
     "list --json": list,
     "show digits --json": dict,
     "bench digits --rounds 1 --threads 1 --json": dict,
