@@ -139,10 +139,10 @@ test_stopping.run(pathlib.Path(sys.argv[1]), accumulation=int(sys.argv[3]))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("micro_batches", "fast"), [(1, 2), (4, 9)])
 def test_the_second_ctrl_c_ends_the_process_at_once_and_keeps_the_last_whole_step(
-    micro_batches: int, fast: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    micro_batches, fast = 4, 9  # the third step's second micro-batch does not end
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", ENDLESS, str(tmp_path), str(fast), str(micro_batches)]

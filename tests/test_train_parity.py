@@ -46,9 +46,9 @@ ADAMW: dict[str, Any] = {"optimizer": "adamw", "learning_rate": 1e-3, "weight_de
 MEASURED = "measured"  # in place of a run's name
 # name: fields of the recipe. The limits of the norm are far below the norms: every step is clipped.
 RUNS: dict[str, dict[str, Any]] = {
-    "adamw, clip": ADAMW | {"clip_norm": 0.1, "xla": False, "remat": True},
     "sgd, all": SGD | {"clip_norm": 0.1, "accumulation": 2, "ema_decay": 0.9, "steps_per_call": 6, "xla": True},
-    "adamw, lora": ADAMW | {"clip_norm": 0.1, "xla": False, "lora_rank": 2, "train_only": ["lora", "norms", "biases"]},
+    "adamw, lora": ADAMW
+    | {"clip_norm": 0.1, "xla": False, "remat": True, "lora_rank": 2, "train_only": ["lora", "norms", "biases"]},
 }
 
 

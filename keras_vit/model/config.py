@@ -13,7 +13,6 @@ from keras_vit._util.checks import Count, Share, WholeNumber
 from keras_vit._util.text import answers_other_words, in_our_words, nearest, warn
 from keras_vit.model.config_groups import (
     ACTIVATIONS,
-    CLASSIFIERS,
     POSITION_METHODS,
     Activation,
     BlockConfig,
@@ -29,7 +28,6 @@ from keras_vit.model.config_groups import (
 
 __all__ = [
     "ACTIVATIONS",
-    "CLASSIFIERS",
     "POSITION_METHODS",
     "BlockConfig",
     "HeadConfig",

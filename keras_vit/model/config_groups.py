@@ -159,7 +159,6 @@ Classifier = Literal["token", "gap", "token_gap", "map", "unpooled", "token_unpo
 # As position.METHODS, which needs NumPy.
 PositionMethod = Literal["official", "bilinear", "bilinear-antialias", "bicubic", "bicubic-offset", "bicubic-antialias"]
 ACTIVATIONS = get_args(Activation)
-CLASSIFIERS = get_args(Classifier)
 POSITION_METHODS = get_args(PositionMethod)
 
 NonNegative = Annotated[float, "[0, 1e38)"]  # 1e38: nearly the largest float32
