@@ -120,7 +120,7 @@ FAULTS = [Fault(*row) for row in (
      "the file's centre crop is a pixel off", "litert_images"),
     ("e3", "keras_vit/export/litert/layers.py", "max(layer.epsilon * scale@@**2@@@@,",
      "epsilon of norms where channels are scaled", "outliers litert_quantize litert"),
-    ("e4", "keras_vit/export/litert/folding.py", "sines[:, @@: size // 2@@size // 2 :@@] *= -1",
+    ("e4", "keras_vit/export/litert/folding.py", "sines[..., @@: size // 2@@size // 2 :@@] *= -1",
      "rotary positions turn the other way in a file", "litert litert_fields family_abilities"),
     ("e5", "keras_vit/export/litert/folding.py",
      "return @@_deinterleave_heads(dense_weights(attention.key), attention)@@dense_weights(attention.key)@@",

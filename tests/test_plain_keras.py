@@ -81,19 +81,22 @@ def lora() -> VisionTransformer:
     return model
 
 
+def test_a_checkpoint_has_the_updates_of_lora(tmp_path: Path, lora: VisionTransformer) -> None:
+    for format in ("google", "timm"):  # separate and joined kernels of the attention
+        file = tmp_path / ("vit.npz" if format == "google" else "vit.safetensors")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # timm's file does not say the GELU
+            other = converters.load(converters.save(lora, file, format=format), config={"num_heads": 4})
+        np.testing.assert_allclose(outputs(other), outputs(lora), rtol=1e-5, atol=1e-5)  # float32, other order of sums
+
+
 @pytest.mark.full
 def test_a_model_with_lora_is_saved_and_exported_with_its_updates(tmp_path: Path, lora: VisionTransformer) -> None:
     lora.save(tmp_path / "vit.keras")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer of the saved model had other variables
         loaded = keras.models.load_model(tmp_path / "vit.keras")
-    others = [loaded, converters.load(tmp_path / "vit.keras"), lora.with_config(lora.config)]
-    for format in ("google", "timm"):  # separate and joined kernels of the attention
-        file = tmp_path / ("vit.npz" if format == "google" else "vit.safetensors")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # timm's file does not say the GELU
-            others.append(converters.load(converters.save(lora, file, format=format), config={"num_heads": 4}))
-    for other in others:
+    for other in (loaded, converters.load(tmp_path / "vit.keras"), lora.with_config(lora.config)):
         assert len(other.weights) == len(built().weights)
         np.testing.assert_allclose(outputs(other), outputs(lora), rtol=1e-5, atol=1e-5)  # float32, other order of sums
     # An export is verified against the model with LoRA, from which the one without differs.
