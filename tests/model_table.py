@@ -33,7 +33,7 @@ WEIGHTS = "augreg-imagenet21k+imagenet2012"  # the recommended ones
 
 def rendered() -> str:
     """Return the table in Markdown."""
-    lines = ["| model | parameters | px | ImageNet top-1 | int8 file, 224 px |\n", "|---|---|---|---|---|\n"]
+    lines = ["| model | parameters | px | ImageNet top-1 | `dynamic` file, 224 px |\n", "|---|---|---|---|---|\n"]
     for name in MODELS:
         (row,) = [row for row in zoo.table(name) if row["weights"] == WEIGHTS]
         (accuracy,) = row["accuracy"]

@@ -102,7 +102,7 @@ MEASURED = {
         *("load.txt", 1, "s"),
         *(r"^keras_vit\.zoo\.load, official npz +([\d.]+)", r"^zeromodels, its \.weights\.h5 +([\d.]+)"),
     ),
-    "ViT-B/16: int8 file, one image": (
+    "ViT-B/16: `dynamic` file, one image": (
         *("edge.txt", 1, "ms"),
         *(rf"^B/16: .*?^dynamic int8.*?^{name} +([\d.]+)" for name in ("keras_vit", "zeromodels")),
     ),

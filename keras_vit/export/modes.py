@@ -97,7 +97,7 @@ class Mode:
     name: str  # of the mode's file, without its suffix
     summary: str  # one line for users who choose
     devices: str  # the devices it is meant for
-    least_cosine: Cosine  # lowest accepted cosine between the file's and the model's logits, on every image
+    least_cosine: Cosine  # lowest accepted mean cosine between the file's and the model's logits
     least_agreement: Fraction  # lowest accepted share of images with the same best class in both, or a near tie
     least_difference_cosine: Cosine = 0.9  # lowest accepted mean cosine between the differences of two images' logits
     storage: StorageName = "float32"  # of kernels in the written file; "float32" where there are rules
