@@ -310,8 +310,10 @@ def report(results: dict[str, list[dict[str, Any]]], left_out: dict[str, str], s
     packages = ("tensorflow", "keras", "numpy", "torch", "timm")
     versions = [f"{p} {importlib.metadata.version(p)}" for p in packages if importlib.util.find_spec(p)]
     rounds = len(next(iter(results.values())))
+    only_photos = all("photos" in name for name in results)
+    model, size = (PHOTOS, SIZE_PHOTOS) if only_photos else (MODEL, SIZE)
     print(
-        f"A training step of {MODEL} at {SIZE}, batch {BATCH}, AdamW, clipped: {rounds} fresh processes each of {steps}"
+        f"A training step of {model} at {size}, batch {BATCH}, AdamW, clipped: {rounds} fresh processes each of {steps}"
     )
     print(f"steps, after {WARM_UP} that are not timed; {THREADS} threads. {datetime.date.today()}, ", end="")
     print(f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} CPUs,")
