@@ -42,12 +42,13 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["dynamic"])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--gpu", action="store_true", help="run each file on a GPU too")
+    parser.add_argument("--layers", type=int, help="blocks of each model: with 2 a GPU in software takes a minute")
     parser.add_argument("--out", type=Path, help="a file for the table as well")
     options = parser.parse_args()
     rows: dict[tuple[str, str], tuple[Any, ...]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models:
-            rows |= exported(name, options.modes, Path(folder), gpu=options.gpu)
+            rows |= exported(name, options, Path(folder))
         times = timed({key: row[-1] for key, row in rows.items()}, options.rounds)
     lines = [f"one image a call, {THREADS} threads, {options.rounds} rounds in one process; random weights"]
     head = f"{'model':14}{'mode':9}{'parameters':>13}{'GFLOP':>8}{'ms':>9}{'ratio':>9}{'MB':>8}{'cosine':>9}"
@@ -64,16 +65,17 @@ def main() -> None:
         options.out.write_text("\n".join(lines) + "\n", "utf-8")
 
 
-def exported(name: str, chosen: list[str], folder: Path, *, gpu: bool) -> dict[tuple[str, str], tuple[Any, ...]]:
+def exported(name: str, options: argparse.Namespace, folder: Path) -> dict[tuple[str, str], tuple[Any, ...]]:
     """Export a model in each mode; return its figures and a function that runs the file once, by (name, mode)."""
     from ai_edge_litert.interpreter import Interpreter
 
     config = zoo.load(name, weights=None, image_size=224).config
+    config = config.replace(num_layers=options.layers or config.num_layers)
     model = standardise(VisionTransformer(config), np.random.default_rng(0))
     shown = np.concatenate([samples.images(config, 8)[4:], images(config, SHOWN - 4)])
     wanted, figures = model.predict_on_batch(shown), (model.count_params(), count(config).flops / 1e9)
     found: dict[tuple[str, str], tuple[Any, ...]] = {}
-    for mode in chosen:
+    for mode in options.modes:
         path = folder / f"{name.replace('/', '-')}-{mode}.tflite"
         given = {"calibration": images(config, CALIBRATION)} if modes.load_mode(mode).needs_calibration else {}
         report = keras_vit.export.tflite(
@@ -83,7 +85,7 @@ def exported(name: str, chosen: list[str], folder: Path, *, gpu: bool) -> dict[t
         interpreter.allocate_tensors()
         interpreter.set_tensor(interpreter.get_input_details()[0]["index"], shown[:1])
         cosine = score(wanted, keras_vit.export.runner(path)(shown))
-        on_gpu = measured_on_gpu(path, shown, wanted) if gpu else ""
+        on_gpu = measured_on_gpu(path, shown, wanted) if options.gpu else ""
         found[name, mode] = (*figures, report.bytes / 1e6, cosine, on_gpu, interpreter.invoke)
     return found
 
