@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["dynamic"])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--gpu", action="store_true", help="run each file on a GPU too")
-    parser.add_argument("--layers", type=int, help="blocks of each model: with 2 a GPU in software takes a minute")
+    parser.add_argument("--layers", type=int, help="blocks of each model, fewer for a GPU in software")
     parser.add_argument("--out", type=Path, help="a file for the table as well")
     options = parser.parse_args()
     rows: dict[tuple[str, str], tuple[Any, ...]] = {}

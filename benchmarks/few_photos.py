@@ -194,7 +194,7 @@ def plot(path: Path) -> None:
         for number, method in enumerate(METHODS):
             counts = [count for count in COUNTS[data] if len(cells(data, count, method, field)) >= SEEDS]
             pictures = [cells(data, count, method, "pictures").values() for count in counts]
-            aside = 1.03 ** (number - 5)  # of each other
+            aside = 1.03 ** (number - 5)  # beside the other methods' points
             shown = [aside * statistics.mean(values) / NUM_CLASSES[data] for values in pictures]
             found = [[100 * value for value in cells(data, count, method, field).values()] for count in counts]
             errors = [statistics.stdev(values) for values in found]

@@ -15,9 +15,10 @@ import gpu  # noqa: E402
 TINY = {"model": "Ti/16", "batch": 2, "size": 32, "repeats": 1, "memory": 1000}
 
 
+@pytest.mark.parametrize("row", ["training step, bfloat16", "logits, beside the CPU's"])
 @pytest.mark.full
-def test_a_row_has_its_numbers() -> None:
-    numbers = gpu.ROWS["logits, beside the CPU's"](argparse.Namespace(**TINY))
+def test_a_row_has_its_numbers(row: str) -> None:
+    numbers = gpu.ROWS[row](argparse.Namespace(**TINY))
     assert all(value is None or value >= 0 for value in numbers.values())
     assert numbers.get("largest difference", 0) < 1e-5  # here both are the CPU, in float32
     assert numbers.get("cosine", 1) > 0.9999

@@ -45,7 +45,7 @@ def replace(folder: Path) -> None:
     """Replace a photo by one of the same size and time."""
     path = folder / "c0" / "04.bmp"
     before = path.stat()
-    photo(99).save(path)
+    Image.open(path).transpose(Image.Transpose.ROTATE_90).save(path)  # also the same sum of pixels
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     after = path.stat()
     assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)

@@ -203,7 +203,7 @@ def test_a_teacher_that_does_not_fit_is_refused() -> None:
 
 @pytest.mark.full
 def test_a_stopped_run_ends_the_same_bit_for_bit_and_not_with_another_teacher(tmp_path: Path) -> None:
-    recipe = train.recipe("distill", **SHORT, checkpoint_steps=2)
+    recipe = train.recipe("distill-features", **SHORT, checkpoint_steps=2)
     _, teacher = models()
     arguments: dict[str, Any] = {"model": tiny(), "data": {"train": (views(), None)}, "progress": False}
     whole = train.run(recipe, teacher=teacher, out=tmp_path, **arguments)

@@ -89,7 +89,7 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> PendingTens
     """Write the embeddings of ids (batch, max_length), which are the file's input, and of their positions.
 
     With int8 kernels the table has a scale for each token. The runtime reads only the rows of a text. The ids keep both
-    axes: by ids of one axis LiteRT 2.3's GPU takes a GATHER, and takes wrong rows.
+    axes: with ids of one axis LiteRT 2.3's GPU runs the GATHER, and the embeddings are wrong.
     """
     del ids
     ops, name, scales = file.ops, layer.name, file.stream_scales
