@@ -146,11 +146,10 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 SHOWN = [public for public in PUBLIC if PROMPT in public.docstring]
 SLOW_NAMES = """
-batch.embed dense.load export.saved_model export.tflite train.Examination train.few_shot train.run
+batch.embed dense.load export.saved_model export.tflite train.Examination train.few_shot train.run train.try_values
 visualize.report zoo.zero_shot_head
 """
 SLOW = {f"keras_vit.{name}" for name in SLOW_NAMES.split()}
-IN_A_GUIDE = {"keras_vit.train.try_values"}  # docs/fine-tune.md has the same lines, which test_docs runs
 
 
 def assert_examples_run(chosen: list[PublicName]) -> None:
@@ -165,9 +164,7 @@ QUICK = ("ViTConfig", "VisionTransformer")  # parts of the package whose example
 @pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize("module", full_except(QUICK, sorted({public.name.split(".")[1] for public in SHOWN})))
 def test_the_public_examples_run(module: str) -> None:
-    assert_examples_run(
-        [each for each in SHOWN if each.name.split(".")[1] == module and each.name not in SLOW | IN_A_GUIDE]
-    )
+    assert_examples_run([each for each in SHOWN if each.name.split(".")[1] == module and each.name not in SLOW])
 
 
 @pytest.mark.full
