@@ -217,7 +217,7 @@ def broken_cases(folder: Path) -> Iterator[Case]:
     images, classes = map_folders.arrays(2)
     masks = {"evaluation": (images, classes), "num_classes": 3}
     depths = {"evaluation": (images, map_folders.metres(classes))}
-    for layer, values in {"head": (np.nan, np.inf, -np.inf), "embedding": (np.nan,)}.items():
+    for layer, values in {"head": (np.nan, -np.inf), "embedding": (np.nan,)}.items():
         for value in values:
             for name, call in results(broken(classifier(), layer, value), labelled(), folder).items():
                 if layer == "embedding" or name not in OF_FEATURES:
