@@ -75,10 +75,9 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
 # Entry points that are refused by name: their tensors look like ours.
 NOT_READ = (
     "vit_base_patch16_rpn_224",
-    "vit_pe_core_gigantic_patch14_448",
     "aimv2_large_patch14_224",
 )
-NOT_READ_KINDS = ("vit_pe_core_gigantic_", "eva_giant_", "eva02_enormous_")
+NOT_READ_KINDS = ("eva_giant_", "eva02_enormous_")
 
 # ---- of transformers.ViTConfig
 HF: dict[str, Any] = {

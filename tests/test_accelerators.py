@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from keras_vit import VisionTransformer, ViTConfig, digits, export, zoo
+from keras_vit import VisionTransformer, ViTConfig, digits, export, text, zoo
 from keras_vit.export import accelerators, samples
 from keras_vit.export.accelerators import Accelerated, CompiledRun, run_compiled
 from keras_vit.export.exported import load_exported
 from outlier_models import images, score, standardise
+from test_text import EXPORTED, small_encoder
 from tiny_models import FAMILIES, OTHERS, built, tiny
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
@@ -227,6 +229,19 @@ def test_families_are_whole_and_right_on_the_gpu(kind: str, gpu: None, tmp_path:
     model = standardise(VisionTransformer(tiny(**(FAMILIES | OTHERS)[kind])), np.random.default_rng(0))
     shown = images(model.config, 4)  # measured: 1 - 1e-12
     check_whole_and_right(model, tmp_path / "file.tflite", "none", (None, shown), 0.999999)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["none", "float16", "dynamic"])
+@pytest.mark.parametrize("name", ["largest id", "end token", "siglip 2"])
+def test_text_towers_are_whole_and_right_on_the_gpu(name: str, mode: str, gpu: None, tmp_path: Path) -> None:
+    tokenizer, fields = EXPORTED[name]
+    path = text.tflite(small_encoder(tokenizer, **fields), tmp_path / "text.tflite", quantize=mode).path
+    told = json.loads((tmp_path / "text.test.json").read_text(encoding="utf-8"))
+    run, accelerated = accelerators.run_on_gpu(path, np.asarray(told["ids"], np.int32))
+    [found] = run.outputs.values()
+    cosines = (found * told["embeddings"]).sum(axis=-1) / np.linalg.norm(found, axis=-1)
+    assert accelerated.refused is None and cosines.min() > 0.9999
 
 
 @pytest.mark.gpu

@@ -12,10 +12,13 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 import gpu  # noqa: E402
 
+from marks import full_except  # noqa: E402
+
 TINY = {"model": "Ti/16", "batch": 2, "size": 32, "repeats": 1, "memory": 1000}
+LOGITS = "logits, beside the CPU's"
 
 
-@pytest.mark.parametrize("row", ["training step, bfloat16", "logits, beside the CPU's"])
+@pytest.mark.parametrize("row", full_except([LOGITS], ["training step, bfloat16", LOGITS], marks=pytest.mark.slow))
 @pytest.mark.full
 def test_a_row_has_its_numbers(row: str) -> None:
     numbers = gpu.ROWS[row](argparse.Namespace(**TINY))

@@ -502,7 +502,7 @@ def test_what_timm_has_no_argument_for_is_not_written(tmp_path: Path) -> None:
     for kind, format, changes, said in (
         ("Perception Encoder", "timm", {"pool_prefix": False}, "pool_prefix=False"),
         ("Perception Encoder", "timm", {"rotary_grid": None}, "rotary_grid=None"),
-        ("Perception Encoder", "timm", {"gated_mlp": True, "activation": "silu"}, "rotary_theta=10000.0"),
+        ("Perception Encoder", "timm", {"gated_mlp": True, "activation": "silu", "pool_mlp_dim": None}, "rotary_theta"),
         ("Perception Encoder", "timm_rope", {}, "are recognised by"),
         ("Perception Encoder", "big_vision", {"pre_norm": False, "patch_bias": True}, "rotary_theta"),
         ("RoPE-ViT", "timm_rope", {"gated_mlp": True, "activation": "silu"}, "gated_mlp=True"),
@@ -514,3 +514,7 @@ def test_what_timm_has_no_argument_for_is_not_written(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=said):
             converters.save(built(**FAMILIES[kind] | changes), tmp_path / "ours", format=format)
+    model = built(classifier="map", pool_mlp_dim=40)
+    for format, said in {"timm": "an MLP of mlp_dim", "big_vision": "pool_mlp_dim=40"}.items():
+        with pytest.raises(CheckpointError, match=said):
+            converters.save(model, tmp_path / "ours", format=format)

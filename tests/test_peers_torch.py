@@ -108,7 +108,7 @@ SIZES: dict[str, Any] = {"depth": 2, "embed_dim": 32, "num_heads": 4, "patch_siz
 @pytest.mark.parametrize(
     ("name", "arguments", "format"),
     [
-        ("vit_pe_core_tiny_patch16_384", {"attn_pool_num_heads": 2}, "timm"),
+        ("vit_pe_core_tiny_patch16_384", {"attn_pool_num_heads": 2, "attn_pool_mlp_ratio": 1.5}, "timm"),
         ("vit_pe_lang_large_patch14_448", {}, "timm_rope"),
         ("vit_pe_spatial_tiny_patch16_512", {"ref_feat_shape": 2, "num_reg_tokens": 1}, "timm"),
         ("vit_small_patch16_rope_224", {}, "timm_rope"),

@@ -60,7 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Perception Encoder": {
         **{"rotary_theta": 10000.0, "rotary_grid": 3, "rotary_interleaved": True, "rotary_offset": 1.0},
         **{"rotary_axes": "xy", "pre_norm": True, "patch_bias": False, "classifier": "map", "class_token": True},
-        **{"pool_heads": 2, "pool_prefix": True, "activation": "gelu_erf", "norm_epsilon": 1e-5},
+        **{"pool_heads": 2, "pool_mlp_dim": 40, "pool_prefix": True, "activation": "gelu_erf", "norm_epsilon": 1e-5},
     },
     "RoPE-ViT": {
         **{"rotary_theta": 100.0, "rotary_grid": 0, "rotary_interleaved": True, "rotary_axes": "xy"},

@@ -213,6 +213,9 @@ def write_vit(config: ViTConfig) -> Fields:
     size, resnet, first = _SIZES.get(config.hidden_size), config.resnet, "patch_embed.proj"
     if config.rotary_theta is not None and not (resnet or config.distilled or config.gated_mlp):
         return write_rope(config)
+    if config.has_map_head and config.pool_mlp_dim not in (None, config.mlp_dim):
+        received = f"Received: pool_mlp_dim={config.pool_mlp_dim}, mlp_dim={config.mlp_dim}"
+        raise CheckpointError(f"timm's VisionTransformer has attention pooling with an MLP of mlp_dim. {received}")
     if resnet:
         name = _HYBRIDS.get(resnet.num_layers) if resnet.width_factor == 1 else None
         first = f"patch_embed.backbone.{'stem.' if resnet.num_layers else ''}conv" if name else first
@@ -247,7 +250,7 @@ def write_rope(config: ViTConfig) -> Fields:
     """Write the config.json of timm's Eva with AttentionRope: a RoPE-ViT, or a Perception Encoder (other grids)."""
     arguments: Fields = {
         "mlp_ratio": _ratio(config.mlp_dim, config),
-        "attn_pool_mlp_ratio": _ratio(config.mlp_dim, config),
+        "attn_pool_mlp_ratio": _ratio(config.pool_mlp_dim or config.mlp_dim, config),
         "use_abs_pos_emb": config.position == "learned",
         "init_values": config.layer_scale,  # without one, too
     }

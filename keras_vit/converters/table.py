@@ -470,6 +470,7 @@ def _arguments(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_fields(fields: dict[str, Any], kind: type) -> dict[str, Any]:
     check_fields(fields, kind)
     types = {"resnet": ResNetConfig, "preprocessing": Preprocessing}
+    fields |= {name: None for name, value in fields.items() if value == "none" and getattr(kind, name) is None}
     return {name: types[name](**value) if name in types else value for name, value in fields.items()}
 
 

@@ -59,7 +59,7 @@ FIELDS = """
     position position_place position_prefix rotary_theta rotary_learned relative_bias relative_bias_mlp_dim hidden_size
     num_layers stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation
     layer_scale dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads
-    pool_prefix representation_size representation_activation final_norm normalize_features projection_head
+    pool_mlp_dim pool_prefix representation_size representation_activation final_norm normalize_features projection_head
     preprocessing width_factor version stage_widths stage_channels groups
 """
 

@@ -232,7 +232,7 @@ class Network:
         c = self.config
         return vit.AttentionPooling(
             c.pool_heads or c.num_heads,
-            c.mlp_dim,
+            c.pool_mlp_dim or c.mlp_dim,
             activation=c.activation,
             norm_epsilon=c.norm_epsilon,
             prefix_tokens=0 if c.pool_prefix else c.num_prefix_tokens,

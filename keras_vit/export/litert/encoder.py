@@ -9,7 +9,7 @@ from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
-from keras_vit.export.litert.operators import INT8, Operators, static_dim
+from keras_vit.export.litert.operators import FLOAT16, INT8, Integers, Operators, Storage, static_dim
 from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter, PendingTensor, honours, source, writes
 from keras_vit.export.modes import image_config
 from keras_vit.model import layers as vit
@@ -88,23 +88,35 @@ honours(TokenEmbedding, "vocab_size", "max_length", "hidden_size")
 def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> PendingTensor:
     """Write the embeddings of ids (batch, max_length), which are the file's input, and of their positions.
 
-    With int8 kernels the table has a scale for each token. The runtime reads only the rows of a text. The ids keep both
-    axes: with ids of one axis LiteRT 2.3's GPU runs the GATHER, and the embeddings are wrong.
+    With int8 kernels the table has a scale for each token. The runtime reads only the rows of a text, and a GPU has no
+    table of float16: 16 bits are the sum of two tables of 8.
     """
     del ids
     ops, name, scales = file.ops, layer.name, file.stream_scales
     tables = (folding.float64(weights) for weights in (layer.embedding, layer.positions))
     words, positions = (folding.center_and_scale(table, scales) for table in tables)
     file.inputs["ids"] = ids = ops.builder.input("ids", (file.options.batch, layer.max_length), "int32")
-    storage = ops.storage.storage_of("GATHER", name)
-    if storage == INT8:
-        integers, factors = storage.rounded(words)
-        rows = ops.gather(ops.constant(integers, f"{name}/embedding"), ids, f"{name}/rows")
-        factor = ops.gather(ops.constant(factors[:, None], f"{name}/factors"), ids, f"{name}/factor")
-        x = ops.multiply(ops.cast(rows, "float32", f"{name}/floats"), factor, f"{name}/words")
+    storage = ops.storage.storage_of("EMBEDDING_LOOKUP", name)
+
+    def rows_of(table: np.ndarray | Integers, name: str, storage: Storage = storage) -> Tensor:
+        return ops.embedding_lookup(storage.add_kernel(ops.builder, table, f"{name}/embedding"), ids, name)
+
+    if storage == FLOAT16:
+        coarse, fine = _in_two_tables(words)
+        x = ops.add(rows_of(coarse, f"{name}/coarse", INT8), rows_of(fine, f"{name}/fine", INT8), f"{name}/words")
     else:
-        x = ops.gather(storage.add_kernel(ops.builder, words, f"{name}/embedding"), ids, f"{name}/words")
+        x = rows_of(words, f"{name}/words")
     return PendingTensor(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
+
+
+def _in_two_tables(table: np.ndarray) -> tuple[Integers, Integers]:
+    """Split a table, (rows, width), into two of int8 whose sum is within 1/65024 of a row's largest value."""
+    scales = (np.abs(table).max(axis=-1) / (255 * INT8.largest)).astype(np.float32)
+    scales = np.where(scales > 0, scales, np.float32(1))
+    integers = np.rint(table / scales[:, None]).clip(-255 * INT8.largest, 255 * INT8.largest)
+    coarse = np.rint(integers / 255)
+    fine = integers - 255 * coarse  # -127 to 127
+    return Integers(coarse.astype(np.int8), 255 * scales), Integers(fine.astype(np.int8), scales)
 
 
 honours(

@@ -10,6 +10,7 @@ Two rules hold for all of them, and tests/test_litert.py checks both. XNNPACK mu
 No tensor has more than four dimensions: GPU delegates refuse more (LiteRT issue 2540).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -432,6 +433,15 @@ class Operators:
         axes = {"axis": batch_axes, "batchDims": batch_axes}
         version = 5 if batch_axes else 2 if x.dtype == "int8" else 1
         return self.builder.operator("GATHER", [x, indices], output, version=version, options="GatherOptions", **axes)
+
+    def embedding_lookup(self, table: Tensor, ids: Tensor, name: str) -> Tensor:
+        """Take the rows of a table, (rows, width), that the ids of any shape choose."""
+        count = None if None in ids.shape else math.prod(map(static_dim, ids.shape))
+        flat = self.reshape(ids, (count,), f"{name}/ids")
+        output = (f"{name}/rows", (count, table.shape[1]), "float32")
+        version = 1 if table.dtype == "float32" else 4
+        rows = self.builder.operator("EMBEDDING_LOOKUP", [flat, table], output, version=version)
+        return self.reshape(rows, (*ids.shape, static_dim(table.shape[1])), name)
 
     def resize_bilinear(self, x: Tensor, size: tuple[int, int], name: str, *, align_corners: bool = False) -> Tensor:
         """Resize float32 images (batch, height, width, channels): bilinear, no antialias.
