@@ -77,7 +77,7 @@ NOT_READ = (
     "vit_base_patch16_rpn_224",
     "aimv2_large_patch14_224",
 )
-NOT_READ_KINDS = ("eva_giant_", "eva02_enormous_")
+NOT_READ_KINDS = ("eva02_enormous_",)
 
 # ---- of transformers.ViTConfig
 HF: dict[str, Any] = {

@@ -60,6 +60,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "vit_pe_core_small_patch16_384": PERCEPTION | {"num_heads": 6, "rotary_grid": 24, "pool_heads": 8},
     "vit_pe_core_gigantic_patch14_448": PERCEPTION | {"num_heads": 16, "rotary_offset": 0.0, "pool_heads": 8},
     "vit_pe_lang_gigantic_patch14_448": PERCEPTION | {"num_heads": 16, "rotary_offset": 0.0, "final_norm": "none"},
+    "eva_giant_patch14_clip_224": {"num_heads": 16, "norm_epsilon": 1e-6, "rotary_theta": None},
     "vit_base_patch16_rope_ape_224": {"num_heads": 12, **ROPE_VIT},
     "vit_nobody_knows": {},
 }

@@ -312,7 +312,7 @@ def _reads_the_same(name: str, value: Any, read: Any, config: ViTConfig) -> bool
             ("rotary_grid", "rotary_interleaved", "rotary_offset", "rotary_axes"), config.rotary_theta is None
         ),
         "pool_heads": not config.has_map_head or (value or config.num_heads) == (read or config.num_heads),
-        "pool_mlp_dim": not config.has_map_head or (value or config.mlp_dim) == (read or config.mlp_dim),
+        "pool_mlp_dim": not config.has_map_head,
         "pool_prefix": not config.has_map_head or not config.num_prefix_tokens,
         "representation_activation": config.representation_size is None,
     }

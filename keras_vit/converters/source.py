@@ -229,7 +229,7 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
         fields[name] = axis_of(*(*row, None)[:3])
     biases = {"shared": "relative_bias/", "blocks": "relative_bias_0/"}
     place = next((place for place, start in biases.items() if any(name.startswith(start) for name in shapes)), "none")
-    width, pool_mlp_dim = fields["hidden_size"], axis_of("pool/mlp/dense1/kernel", -1, None)
+    width = fields["hidden_size"]
     parts = width and (axis_of("head/kernel", -2, 0) or 0) // width  # 5: the class tokens of 4 blocks, and the mean
     with_token = "token_gap" if parts in (2, 5) else "token"
     return {
@@ -239,7 +239,6 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
         "patch_size": shapes.get("embedding/kernel", (1, 1))[:2],
         "num_layers": len({name.split("/")[0] for name in shapes if name.startswith("block_")}),
         "classifier": "map" if "pool/probe" in shapes else with_token if fields["class_token"] else "gap",
-        "pool_mlp_dim": None if pool_mlp_dim == fields["mlp_dim"] else pool_mlp_dim,
         "token_blocks": 4 if parts == 5 else 1,
         "key_bias": "block_0/attention/key/bias" in shapes or not fields["qkv_bias"],
         "layer_scale": _LAYER_SCALE if "block_0/scale1/gamma" in shapes else None,

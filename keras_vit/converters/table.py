@@ -3,7 +3,6 @@
 The tables are the .toml files in converters/checkpoints; converters/README.md describes them.
 """
 
-import dataclasses
 import fnmatch
 import functools
 import json
@@ -461,10 +460,10 @@ def _read_table(path: Path, tower: str = "") -> Table:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _arguments(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(kind: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Select the keys of a table that are fields of a dataclass, lists as tuples."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
+    known = {key: value for key, value in raw.items() if key in kind.__dataclass_fields__}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
 
 
 def _parse_fields(fields: dict[str, Any], kind: type) -> dict[str, Any]:

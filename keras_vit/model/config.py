@@ -82,6 +82,8 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
             self._set("preprocessing", Preprocessing(**self.preprocessing))
         if self.class_token is None:
             self._set("class_token", str(self.classifier).startswith("token"))
+        if self.pool_mlp_dim == self.mlp_dim:
+            self._set("pool_mlp_dim", None)
 
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()

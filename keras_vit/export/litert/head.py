@@ -112,7 +112,7 @@ def write_end_token_pooling(file: FileWriter, layer: Any, tokens: Any, _: Any) -
         is_end = ops.equal(marks, ops.constant(np.array(layer.end_token, np.int32), f"{name}/end"), f"{name}/is_end")
         marks = ops.cast(is_end, "int32", f"{name}/marks")
     place = ops.arg_max(marks, f"{name}/place")
-    return dataclasses.replace(x, tensor=ops.gather(x.tensor, place, name, batch_axes=1))
+    return dataclasses.replace(x, tensor=ops.gather(x.tensor, place, name))
 
 
 @writes(keras.layers.Concatenate)

@@ -427,12 +427,11 @@ class Operators:
         """Convert to another dtype."""
         return self.builder.operator("CAST", [x], (name, x.shape, dtype), options="CastOptions")
 
-    def gather(self, x: Tensor, indices: Tensor, name: str, *, batch_axes: int = 0) -> Tensor:
-        """Take x[..., indices] along the axis after `batch_axes` axes, which both have."""
-        output = (name, (*indices.shape, *x.shape[batch_axes + 1 :]), x.dtype)
-        axes = {"axis": batch_axes, "batchDims": batch_axes}
-        version = 5 if batch_axes else 2 if x.dtype == "int8" else 1
-        return self.builder.operator("GATHER", [x, indices], output, version=version, options="GatherOptions", **axes)
+    def gather(self, x: Tensor, indices: Tensor, name: str) -> Tensor:
+        """Take x[i, indices[i]] for every i of the batch. x: (batch, rows, width), indices: (batch,)."""
+        output = (name, (*indices.shape, *x.shape[2:]), x.dtype)
+        axes = {"axis": 1, "batchDims": 1}
+        return self.builder.operator("GATHER", [x, indices], output, version=5, options="GatherOptions", **axes)
 
     def embedding_lookup(self, table: Tensor, ids: Tensor, name: str) -> Tensor:
         """Take the rows of a table, (rows, width), that the ids of any shape choose."""
