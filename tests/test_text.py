@@ -242,7 +242,7 @@ def test_a_small_file_keeps_the_differences_between_texts(name: str, mode: str, 
     encoder = small_encoder(tokenizer, **fields)
     report = text.tflite(encoder, tmp_path / "text.tflite", quantize=mode)
     assert report.difference_cosine is not None
-    assert report.difference_cosine >= 0.995
+    assert report.difference_cosine >= {"dynamic": 0.995, "float16": 0.99999}[mode]  # float16: 1 - 3e-7 was measured
     if mode == "dynamic" and encoder.config.vocab_size > 500:  # its table of tokens is int8 too
         assert report.bytes < 2.0 * encoder.count_params()
     with pytest.raises(ValueError, match="'dynamic'.*'int8'"):  # there are no fixed ranges

@@ -92,8 +92,8 @@ def _families(cards: Iterable[Card]) -> str:
         licenses = ", ".join(sorted({card.license for card in models.values()}))
         uses["maps"].append((family, "", "", licenses, _first([name.removeprefix(f"{family}-") for name in models])))
     every = options.aligned([row for rows in uses.values() for row in rows]).splitlines()
-    text = "".join(
-        f"{USES[use]}\n" + "".join(f"  {every.pop(0).rstrip()}\n" for _ in rows) + "\n" for use, rows in uses.items()
+    text = "\n".join(
+        f"{USES[use]}\n" + "".join(f"  {every.pop(0).rstrip()}\n" for _ in rows) for use, rows in uses.items()
     )
     return f"{text}keras-vit list DINOv2 lists a family's models and their weights, keras-vit list --all all."
 

@@ -359,7 +359,7 @@ def _open_keras_zip(path: Path) -> zipfile.ZipFile:
 
 # Tensors may share their data, such as tied weights, and together describe this many times the bytes of the file.
 _SHARING_RATIO = 2
-_STATE_KEYS = ("state_dict", "model")  # under which training programs (timm, DeiT, Lightning) keep the weights
+_STATE_KEYS = ("state_dict", "model", "teacher")  # under which training programs (timm, DeiT, Franca) keep the weights
 
 
 class TorchContainer(Container):
