@@ -16,7 +16,6 @@ from keras_vit.model.cost import count
 from keras_vit.train import recipe
 from keras_vit.zoo import cards, catalogue
 from keras_vit.zoo.cards import Family, Weights, read_family
-from marks import full_except
 from test_parameter_counts import OFFICIAL
 
 FAMILIES = sorted(files.data_folder("zoo").glob("*.toml"))
@@ -61,7 +60,7 @@ def test_what_a_card_states_makes_a_config_with_a_label_for_every_class() -> Non
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("start", full_except(range(0, STEP, 2), range(STEP), marks=pytest.mark.slow))
+@pytest.mark.parametrize("start", range(STEP))
 def test_the_parameters_and_operations_on_a_card_are_those_of_the_model(start: int) -> None:
     stated: dict[ViTConfig, dict[str, tuple[int | None, float | None]]] = {}
     for name, card in CARDS.items():

@@ -251,7 +251,7 @@ class Trap:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("outside", "inside"), [(None, ""), ("model", "module."), ("state_dict", "")])
+@pytest.mark.parametrize(("outside", "inside"), [(None, ""), ("model", "module."), ("state_dict", ""), ("teacher", "")])
 def test_weights_are_found_where_training_programs_keep_them(
     tmp_path: Path, torch: Any, outside: str | None, inside: str
 ) -> None:

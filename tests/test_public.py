@@ -150,7 +150,6 @@ batch.embed dense.load export.saved_model export.tflite train.Examination train.
 visualize.report zoo.zero_shot_head
 """
 SLOW = {f"keras_vit.{name}" for name in SLOW_NAMES.split()}
-TRIED = "keras_vit.train.try_values"  # two runs, as in docs/fine-tune.md, whose lines test_docs.py runs
 
 
 def assert_examples_run(chosen: list[PublicName]) -> None:
@@ -170,7 +169,7 @@ def test_the_public_examples_run(module: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("empty_folder")
-@pytest.mark.parametrize("name", full_except(SLOW - {TRIED}, sorted(SLOW), marks=pytest.mark.slow))
+@pytest.mark.parametrize("name", sorted(SLOW))
 def test_the_slow_public_examples_run(name: str) -> None:
     assert_examples_run([each for each in SHOWN if each.name == name])
 

@@ -110,7 +110,7 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> PendingTens
 
 
 def _in_two_tables(table: np.ndarray) -> tuple[Integers, Integers]:
-    """Split a table, (rows, width), into two of int8 whose sum is within 1/65024 of a row's largest value."""
+    """Split a table, (rows, width), into two of int8 whose sum is within 1/64770 of a row's largest value."""
     scales = (np.abs(table).max(axis=-1) / (255 * INT8.largest)).astype(np.float32)
     scales = np.where(scales > 0, scales, np.float32(1))
     integers = np.rint(table / scales[:, None]).clip(-255 * INT8.largest, 255 * INT8.largest)
