@@ -111,6 +111,7 @@ def test_licenses_are_those_of_the_publishers() -> None:
     assert {family for family, weights in rows.items() if any(row.terms for row in weights)} == {
         "DINOv3",
         "EUPE",
+        "Franca",
         "Pixio",
         "RADIO",
     }
