@@ -39,11 +39,12 @@ SEEDS = 3  # draws
 JUDGED = 500  # pictures of another style
 PROBE = "probe, 8 blocks"
 # Method: its changes of the recipe finetune-photos, with the probe's own as the start; None for the probes. Methods
-# without `randaugment_layers` are without RandAugment.
+# without `randaugment_layers` are without RandAugment, those without `head_start` keep the head of the start.
 METHODS: dict[str, dict[str, Any] | None] = {
     "probe, 1 block": None,
     PROBE: None,
-    "finetune-photos": {"randaugment_layers": 2},
+    "finetune-photos": {"randaugment_layers": 2, "head_start": "probe"},
+    "head solved once": {"randaugment_layers": 2},
     "magnitude 10": {"randaugment_layers": 2, "randaugment_magnitude": 10.0},
     "magnitude 15": {"randaugment_layers": 2, "randaugment_magnitude": 15.0},
     "averaged with 0.998": {"randaugment_layers": 2, "ema_decay": 0.998},
@@ -119,7 +120,7 @@ def measure(data: str, pictures: tuple[Pictures, Pictures], count: int, seed: in
         some = np.random.default_rng(0).permutation(len(pictures[1][1]))[:JUDGED]
         others = pictures[1][0][some], pictures[1][1][some]
     common: dict[str, Any] = {"image_size": SIZES[data], "seed": seed}
-    plain = {"randaugment_layers": 0}
+    plain = {"randaugment_layers": 0, "head_start": "zeros", "reset_head": False}
     start = None
     for method, changes in METHODS.items():
         here = {"data": data, "count": count, "seed": seed, "method": method}
@@ -132,7 +133,7 @@ def measure(data: str, pictures: tuple[Pictures, Pictures], count: int, seed: in
             start = result.model if method != "probe, 1 block" else None
         if changes is not None:
             began = time.monotonic()
-            recipe = train.recipe("finetune-photos", head_start="zeros", reset_head=False, **common | plain | changes)
+            recipe = train.recipe("finetune-photos", **common | plain | changes)
             result = train.run(recipe, model=start, data={"train": shown}, progress=False)
         if result.stopped:  # by a signal
             sys.exit(1)

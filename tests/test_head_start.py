@@ -48,6 +48,30 @@ def test_step_0_is_the_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert whole.best and whole.best.metrics == whole.metrics and whole.metrics["accuracy"] >= right.mean()
     assert_same_bits(values(zoo.load(tmp_path / "best.keras")), values(whole.model))
     assert "step 0 of 2: held-out accuracy" in capsys.readouterr().err
+    # After each step, and once more with the last head.
+    assert [line["step"] for line in whole.history if "evaluation_accuracy" in line] == [0, 1, 2, 2]
+
+
+@pytest.mark.full
+def test_the_last_head_is_the_mean_of_two_solved_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, changes = {"train": arrays()["train"]}, FIELDS | {"steps": 1, "learning_rate": 1e-2}
+    recipe, model = train.recipe("finetune-photos", **changes), built(image_size=16)
+    with monkeypatch.context() as patch:  # a signal while the head is solved again
+        compute, calls = Probe.compute, iter((True, False))
+        patch.setattr(Probe, "compute", lambda *a, **k: compute(*a, **k) if next(calls) else None)
+        assert train.run(recipe, model=model, data=data, out=tmp_path).stopped
+    assert not (tmp_path / "model.keras").exists()
+    trained = train.run(recipe, model=model, data=data, out=tmp_path).model
+    again = train.run("linear-probe", model=trained, data=data, changes={"layers": 1, "image_size": 16}).model
+    heads = [one.get_layer("head").get_weights() for one in (zoo.load(tmp_path / "probe"), again, trained)]
+    for first, second, last in zip(*heads, strict=True):
+        assert np.abs(first - second).max() > 1e-3  # training moved the features
+        np.testing.assert_allclose(last, (first + second) / 2, atol=1e-6)  # a unit in the last place of sums of 40
+    capsys.readouterr()
+    train.run(recipe.replace(freeze=[]), model=model, data=data)  # this head is trained
+    assert "the head becomes" not in capsys.readouterr().err
 
 
 @pytest.mark.full
@@ -92,5 +116,5 @@ def test_runs_with_several_values_begin_with_one_probe(tmp_path: Path, monkeypat
     recipe = train.recipe("finetune-photos", **FIELDS | {"steps": 1})
     model, rates = built(image_size=16), {"learning_rate": [1e-5, 1e-3]}
     tried = train.try_values(recipe, rates, model=model, data=arrays(), out=tmp_path)
-    assert missing == [60, 0] and len(tried.finished) == 2
+    assert missing == [60, 40, 0, 40] and len(tried.finished) == 2
     assert not list(tmp_path.glob("learning_rate*/probe")) and (tmp_path / "probe" / "model.keras").exists()

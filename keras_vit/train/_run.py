@@ -261,12 +261,36 @@ def _begin(
     folder = _SHARED_PROBE.get() or (None if whole is None else f"{whole}/{PROBE}")
     if folder is not None and newest(f"{whole}/checkpoints") and tf.io.gfile.exists(f"{folder}/model.keras"):
         return prepare.load_model(recipe, prepare.choose_model(recipe, folder))
-    first = dataclasses.replace(load_recipe("linear-probe"), **{name: getattr(recipe, name) for name in OF_PROBE})
-    replicas = devices.num_replicas_in_sync
-    batch = replicas * max(1, first.batch_size // replicas)
-    first = dataclasses.replace(first, batch_size=batch, changed=(recipe.changed or frozenset()) & OF_PROBE)
-    result = finish(Probe(first, source, data, devices, print_line), data, teacher=None, out=folder)
+    probe = Probe(_probe_recipe(recipe, devices), source, data, devices, print_line)
+    result = finish(probe, data, teacher=None, out=folder)
     return result if result.stopped else result.model
+
+
+def _probe_recipe(recipe: Recipe, devices: tf.distribute.Strategy) -> Recipe:
+    """Make the recipe of the probe whose head a training has."""
+    probe = dataclasses.replace(load_recipe("linear-probe"), **{name: getattr(recipe, name) for name in OF_PROBE})
+    replicas = devices.num_replicas_in_sync
+    batch = replicas * max(1, probe.batch_size // replicas)
+    return dataclasses.replace(probe, batch_size=batch, changed=(recipe.changed or frozenset()) & OF_PROBE)
+
+
+def _solve_again(
+    state: TrainState, data: Data, held_out: HeldOut, stop: Stop, *, show: bool
+) -> dict[str, float] | None:
+    """Move a solved head half of the way to one for the trained features; evaluate it, or return None if stopped.
+
+    The last checkpoint has the head before it: a run that continues does this again.
+    """
+    recipe = dataclasses.replace(_probe_recipe(state.recipe, state.strategy), layers=1, config={})  # as the model is
+    images = dataclasses.replace(data, evaluation=None)
+    probe = Probe(recipe, held_out.copy_model(), images, state.strategy, lambda _: None)
+    if probe.run(None, None, stop, print_line=lambda _: None, show=show)["stopped"]:
+        return None
+    head = state.model.get_layer("head")
+    with state.strategy.scope():
+        pairs = zip(head.get_weights(), probe.model.get_layer("head").get_weights(), strict=True)
+        head.set_weights([(first + second) / 2 for first, second in pairs])
+    return held_out.evaluate(state.total_steps)
 
 
 def _train_to_the_end(
@@ -321,6 +345,11 @@ def _train_to_the_end(
                 if not done and changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
                     print_line(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
                 metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
+            if metrics is not None and state.recipe.head_start == "probe" and not state.trains_head:
+                print_line("the head becomes the mean of itself and of a head for the trained features")
+                metrics = _solve_again(state, dataset, held_out, stop, show=progress)
+                if metrics and done < total:
+                    logger.log_evaluation(total, metrics)
             final, final_metrics = held_out.final_model(metrics)
             trained = {
                 "model": final,

@@ -377,15 +377,19 @@ class HeldOut:
         self._print_line(f"step {step:,} of {state.total_steps:,}: {text}")
         return metrics
 
+    def copy_model(self) -> VisionTransformer:
+        """Copy the moving averages, or without them the weights, to a model outside of any strategy."""
+        model = replicate(self._model, tf.distribute.get_strategy())
+        self._state.copy_to(model)
+        return model
+
     def final_model(self, metrics: dict[str, float] | None) -> tuple[VisionTransformer, dict[str, float]]:
-        """Copy the result to a model outside of any strategy; return it and its metrics.
+        """Return the result, a model outside of any strategy, and its metrics.
 
         It has the moving averages, or without them the weights, of the last step, whose `metrics` these are; None for a
         run that was stopped. One that began with a probe ends with its best evaluation: never below the probe.
         """
-        model = replicate(self._model, tf.distribute.get_strategy())
-        self._state.copy_to(model)
-        best = self.best
+        model, best = self.copy_model(), self.best
         if not metrics or not best or self._state.recipe.head_start != "probe" or best.metrics == metrics:
             return model, metrics or {}
         self._print_line(f"the result is the model of step {best.step:,}, the best on the held-out images")

@@ -90,8 +90,7 @@ def build_state(
 def _check_head(recipe: Recipe, state: TrainState) -> None:
     """Raise a ValueError for a head of zeros that is not trained: no weight would have a gradient."""
     head = [weight for weight in state.model.weights if weight.path.split("/")[0] in HEADS]
-    names = {name.partition("/")[2] for name in state.optimizer.slots}
-    if head and not names.intersection(weight.path for weight in head) and not any(np.any(one) for one in head):
+    if head and not state.trains_head and not any(np.any(one) for one in head):
         raise ValueError(
             "The head begins with zeros and is not trained: take its pattern from freeze. Received: freeze="
             f"{list(recipe.freeze)}"

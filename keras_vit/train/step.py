@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_vit.model.layers.runtime import Compiler, fuse_with, random_scope
 from keras_vit.model.task import Task
-from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train import distill, masked_patch, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.optimizer import Optimizer, clip, update_variables
@@ -62,6 +62,7 @@ class TrainState:
         enable_lora(recipe, self.model)
         trained = trained_variables(recipe, self.whole_model)
         self.trained = [v.value for v in trained]
+        self.trains_head = any(v.path.split("/")[0] in HEADS for v in trained)
         self.optimizer = Optimizer(
             recipe,
             self.trained,
