@@ -324,7 +324,8 @@ def _train_to_the_end(
             held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, print_line=print_line)
             done, total = restored or 0, state.total_steps
             show = progress and strategies.is_chief(state.strategy) and done < total
-            advance = stack.enter_context(counter("Training", total=total, done=done, show=show))
+            bar = stack.enter_context(contextlib.ExitStack())
+            advance = bar.enter_context(counter("Training", total=total, done=done, show=show))
             logger = MetricLogger(
                 log,
                 advance,
@@ -346,6 +347,7 @@ def _train_to_the_end(
                     print_line(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
                 metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
             if metrics is not None and state.recipe.head_start == "probe" and not state.trains_head:
+                bar.close()  # the next one is that of the features
                 print_line("the head becomes the mean of itself and of a head for the trained features")
                 metrics = _solve_again(state, dataset, held_out, stop, show=progress)
                 if metrics and done < total:
