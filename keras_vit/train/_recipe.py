@@ -81,8 +81,8 @@ class Recipe:
         layers: number of last blocks whose class tokens and mean patches a new head reads, or with "least_squares" the
             most that it may read; 1 for the model's own feature.
         head_start: a new head begins with "zeros", or with the "probe": the head of least squares that linear-probe
-            finds. Then step 0 is evaluated too, a head that `freeze` names ends as the mean of itself and of the head
-            that is solved for the trained features, and the result is the model of the best evaluation.
+            finds. Then step 0 is evaluated too, and the result is the model of the best evaluation. A head that is not
+            trained becomes, after the last step, the mean of itself and of one that is solved for the trained features.
         ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
         label_smoothing: share of each label that is spread over all classes, in [0, 1).
 
