@@ -198,6 +198,9 @@ def test_a_wrong_example_is_found() -> None:
 @pytest.mark.full
 def test_the_reference_is_written_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["reference.py", str(tmp_path)])
+    for module in public_modules():
+        if hasattr(module, "__path__"):  # the script empties it
+            monkeypatch.setattr(module, "__path__", module.__path__)
     runpy.run_path(str(ROOT / "docs" / "reference.py"), run_name="__main__")
     pages = {path.stem for path in tmp_path.rglob("*.html")}
     assert pages == {"index", *(module.__name__.rpartition(".")[2] for module in public_modules())}
