@@ -214,7 +214,11 @@ def plot(path: Path) -> None:
                     capsize=2,
                     lw=1,
                 )
-    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    lines = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        lines |= dict(zip(labels, handles, strict=True))
+    figure.legend([*lines.values()], [*lines], loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path)
 
 
