@@ -214,7 +214,7 @@ def plot(path: Path) -> None:
                     capsize=2,
                     lw=1,
                 )
-    lines = {}
+    lines: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         lines |= dict(zip(labels, handles, strict=True))
