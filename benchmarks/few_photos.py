@@ -38,13 +38,13 @@ HELD_OUT = {"drawings": 10, "digits": 100}  # pictures of a class that no run tr
 SEEDS = 3  # draws
 JUDGED = 500  # pictures of another style
 PROBE = "probe, 8 blocks"
-BOTH = {"randaugment_layers": 2, "head_start": "probe"}  # the recipe's own
+DEFAULT = {"randaugment_layers": 2, "head_start": "probe"}  # the recipe's own
 # Method: its changes of the recipe finetune-photos, with the probe's own as the start; None for the probes. Methods
 # without `randaugment_layers` are without RandAugment, those without `head_start` keep the head of the start.
 METHODS: dict[str, dict[str, Any] | None] = {
     "probe, 1 block": None,
     PROBE: None,
-    "finetune-photos": BOTH,
+    "finetune-photos": DEFAULT,
     "head solved once": {"randaugment_layers": 2},
     "magnitude 10": {"randaugment_layers": 2, "randaugment_magnitude": 10.0},
     "magnitude 15": {"randaugment_layers": 2, "randaugment_magnitude": 15.0},
@@ -54,8 +54,8 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "norms and biases, 3e-3": {"train_only": ["norms", "biases"], "learning_rate": 3e-3},
     "LoRA, 3e-4": {"lora_rank": 8, "learning_rate": 3e-4},
     "LoRA, 1e-3": {"lora_rank": 8, "learning_rate": 1e-3},
-    "norms and biases, RandAugment, two heads": BOTH | {"train_only": ["norms", "biases"], "learning_rate": 3e-3},
-    "LoRA, RandAugment, two heads": BOTH | {"lora_rank": 8, "learning_rate": 1e-3},
+    "norms and biases, RandAugment, two heads": DEFAULT | {"train_only": ["norms", "biases"], "learning_rate": 3e-3},
+    "LoRA, RandAugment, two heads": DEFAULT | {"lora_rank": 8, "learning_rate": 1e-3},
     "layer decay .75, 1e-4": {"layer_decay": 0.75, "learning_rate": 1e-4},
     "everything, not averaged": {"ema_decay": None},
     "norms and biases, not averaged": {"train_only": ["norms", "biases"], "learning_rate": 1e-3, "ema_decay": None},
