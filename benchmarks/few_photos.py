@@ -39,11 +39,13 @@ SEEDS = 3  # draws
 JUDGED = 500  # pictures of another style
 PROBE = "probe, 8 blocks"
 DEFAULT = {"randaugment_layers": 2, "head_start": "probe"}  # the recipe's own
+EARLIER = "SGD, head of zeros"  # finetune-photos before November 2026, changes of the recipe finetune
 # Method: its changes of the recipe finetune-photos, with the probe's own as the start; None for the probes. Methods
 # without `randaugment_layers` are without RandAugment, those without `head_start` keep the head of the start.
 METHODS: dict[str, dict[str, Any] | None] = {
     "probe, 1 block": None,
     PROBE: None,
+    EARLIER: {"min_area": 0.25, "epochs": 20, "batch_size": 32, "learning_rate": 0.01, "warmup_fraction": 0.1},
     "finetune-photos": DEFAULT,
     "head solved once": {"randaugment_layers": 2},
     "magnitude 10": {"randaugment_layers": 2, "randaugment_magnitude": 10.0},
@@ -130,14 +132,16 @@ def measure(data: str, pictures: tuple[Pictures, Pictures], count: int, seed: in
         if not any(part in method for part in only or [""]) or any(here.items() <= line.items() for line in read()):
             continue
         began = time.monotonic()
-        if changes is None or start is None:
+        if method != EARLIER and (changes is None or start is None):
             recipe = train.recipe("linear-probe", layers=1 if "1 block" in method else 8, **common)
             result = train.run(recipe, model=real_weights.folder(), data={"train": shown}, progress=False)
             start = result.model if method != "probe, 1 block" else None
         if changes is not None:
             began = time.monotonic()
-            recipe = train.recipe("finetune-photos", **common | plain | changes)
-            result = train.run(recipe, model=start, data={"train": shown}, progress=False)
+            model, recipe = start, train.recipe("finetune-photos", **common | plain | changes)
+            if method == EARLIER:
+                model, recipe = real_weights.folder(), train.recipe("finetune", **common | changes)
+            result = train.run(recipe, model=model, data={"train": shown}, progress=False)
         if result.stopped:  # by a signal
             sys.exit(1)
         minutes = (time.monotonic() - began) / 60
