@@ -13,6 +13,7 @@ end of a run, where finetune-photos itself would return the probe if that is bet
 
 import argparse
 import gzip
+import itertools
 import json
 import statistics
 import sys
@@ -174,20 +175,18 @@ def spread(values: list[float], sign: str = "") -> str:
 def table() -> None:
     """Print % right of the probes, points that training adds to it in the same draw, and minutes, as Markdown."""
     for data, counts in COUNTS.items():
-        for field in ("within", "across", "minutes"):
-            print(f"\n| {data}, {field} | " + " | ".join(f"{count or 'all'} a class" for count in counts) + " |")
-            print("|---" * (len(counts) + 1) + "|")
-            for method, changes in METHODS.items():
-                texts = []
-                for count in counts:
-                    found, probe = (cells(data, count, name, field) for name in (method, PROBE))
-                    if field == "minutes":
-                        texts.append(f"{statistics.median(found.values()):.1f}" if found else "-")
-                    elif changes is None:
-                        texts.append(spread([*found.values()]))
-                    else:
-                        texts.append(spread([found[seed] - probe[seed] for seed in found if seed in probe], "+"))
-                print(f"| {method} | " + " | ".join(texts) + " |")
+        heads = [f"{count or 'all'} a class | another style" for count in counts]
+        print(f"\n| {' | '.join([data, *heads, 'minutes'])} |\n" + "|---" * (2 + 2 * len(counts)) + "|")
+        for method, changes in METHODS.items():
+            texts = []
+            for count, field in itertools.product(counts, ("within", "across")):
+                found, probe = (cells(data, count, name, field) for name in (method, PROBE))
+                added = [found[seed] - probe[seed] for seed in found if seed in probe]
+                texts.append(spread([*found.values()]) if changes is None else spread(added, "+"))
+            minutes = [[*cells(data, count, method, "minutes").values()] for count in counts]
+            texts.append(", ".join(f"{statistics.median(found):.1f}" if found else "-" for found in minutes))
+            if any(minutes):
+                print(f"| {method} | {' | '.join(texts)} |")
 
 
 def plot(path: Path) -> None:
