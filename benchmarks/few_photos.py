@@ -197,7 +197,7 @@ def table() -> None:
 
 
 def plot(path: Path) -> None:
-    """Draw accuracy over pictures of a class where all draws are done, with bars for the deviation."""
+    """Draw accuracy over pictures of a class where all draws of two counts are done, with bars for the deviation."""
     from matplotlib import pyplot
 
     sides = [(data, field) for data, fields in JUDGED_BY.items() for field in fields]
@@ -212,7 +212,7 @@ def plot(path: Path) -> None:
             shown = [aside * statistics.mean(values) / NUM_CLASSES[data] for values in pictures]
             found = [[100 * value for value in cells(data, count, method, field).values()] for count in counts]
             errors = [statistics.stdev(values) for values in found]
-            if found:
+            if len(found) > 1:  # a line
                 means = [statistics.mean(values) for values in found]
                 axes.errorbar(
                     shown,
