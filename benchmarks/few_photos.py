@@ -147,9 +147,10 @@ def measure(data: str, pictures: tuple[Pictures, ...], count: int, seed: int, on
             start = result.model if method != "probe, 1 block" else None
         if changes is not None:
             began = time.monotonic()
-            model, recipe = start, train.recipe("finetune-photos", **common | plain | changes)
             if method == EARLIER:
                 model, recipe = real_weights.folder(), train.recipe("finetune", **common | changes)
+            else:
+                model, recipe = start, train.recipe("finetune-photos", **common | plain | changes)
             result = train.run(recipe, model=model, data={"train": shown}, progress=False)
         if result.stopped:  # by a signal
             sys.exit(1)
@@ -182,7 +183,7 @@ def spread(values: list[float], sign: str = "") -> str:
 
 
 def table() -> None:
-    """Print % right of the probes, points that training adds to it in the same draw, and minutes, as Markdown."""
+    """Print % right of the probes, the points that training adds to the second in the same draw, and minutes."""
     for data, counts in COUNTS.items():
         heads = [f"{count or 'all'}, {field}" for count, field in itertools.product(counts, JUDGED_BY[data])]
         print(f"\n| {' | '.join([data, *heads, 'minutes'])} |\n" + "|---" * (2 + len(heads)) + "|")
