@@ -207,7 +207,7 @@ def plot(path: Path) -> None:
     figure, panels = pyplot.subplots(1, len(sides), figsize=(17, 4), layout="constrained")
     for axes, (data, field) in zip(panels, sides, strict=True):
         axes.set_title(f"{data}, {TITLES[field]}")
-        axes.set(xscale="log", xlim=(4, 150), xlabel="pictures of a class", ylabel="% right")
+        axes.set(xscale="log", xlim=(4, 600), xlabel="pictures of a class", ylabel="% right")
         for number, method in enumerate(METHODS):
             counts = [count for count in COUNTS[data] if len(cells(data, count, method, field)) >= SEEDS]
             pictures = [cells(data, count, method, "pictures").values() for count in counts]
