@@ -138,6 +138,11 @@ def test_the_table_is_short_and_counts_the_others() -> None:
         ({}, DATA, "must be a list of values"),
         ({"learning_rate": [1, 1.0]}, DATA, "Received twice: learning_rate=1.0"),
         ({"image_size": [16, 4]}, DATA, "image_size"),
+        ({"train_only": [["norms"], ["norm"]]}, DATA, r"train_only matches no variable with \['norm'\]"),
+        ({"lora_rank": [2], "lora_targets": [["query"], ["quer"]]}, DATA, "lora_targets are names of layers"),
+        ({"freeze": [["embedding/*"], ["embeding/*"]]}, DATA, r"freeze matches no variable with \['embeding/\*'\]"),
+        ({"freeze": [[], ["head/*"]]}, DATA, "The head begins with zeros and is not trained"),
+        ({"freeze": [[], ["*"]]}, DATA, "no variable is left to train"),
         (RATES, {"train": DATA["train"]}, "no images are held out"),
     ],
 )
@@ -150,17 +155,31 @@ def test_all_values_are_checked_before_the_first_run(
     assert not runs and not list(tmp_path.iterdir())
 
 
+def test_a_batch_that_the_devices_cannot_share_is_found_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, devices = fake_runs(monkeypatch, [0.5, 0.5]), SimpleNamespace(num_replicas_in_sync=2, cluster_resolver=None)
+    recipe = train.recipe("digits", **FIELDS)
+    with pytest.raises(ValueError, match=r"multiple of replicas x accumulation = 2 x 1. Received: 9"):
+        train.try_values(recipe, {"batch_size": [8, 9]}, model=tiny(), data=DATA, out=tmp_path, strategy=devices)
+    assert not runs
+
+
 COMMAND = ["train", "finetune-digits", "--model", "digits", "--data", "digits", "--steps", 1]
 
 
 @pytest.mark.full
 def test_the_command_reads_values_as_set_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = fake_runs(monkeypatch, [0.5] * 8)
-    tried = ["schedule=cosine,constant", 'freeze=["a/*","b"],[]', 'config={"dropout_rate": 0.1, "num_registers": 0},{}']
+    tried = [
+        "schedule=cosine,constant",
+        'freeze=["embedding/*","*/bias"],[]',
+        'config={"dropout_rate": 0.1, "num_registers": 0},{}',
+    ]
     options = [word for text in tried for word in ("--try", text)]
     printed = command_line.run(*COMMAND, "--out", tmp_path, *options)
     assert {(recipe.schedule, recipe.freeze) for recipe, _ in runs} == {
-        (schedule, freeze) for schedule in ("cosine", "constant") for freeze in (("a/*", "b"), ())
+        (schedule, freeze) for schedule in ("cosine", "constant") for freeze in (("embedding/*", "*/bias"), ())
     }
     assert [dict(recipe.config) for recipe, _ in runs[:2]] == [{"dropout_rate": 0.1, "num_registers": 0}, {}]
     assert len(runs) == 8 and {recipe.steps for recipe, _ in runs} == {1}

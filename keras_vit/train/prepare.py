@@ -24,6 +24,7 @@ from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Data, Order, are_comparable, check_kind, match_data
 from keras_vit.train.distill import Teacher, check_student
 from keras_vit.train.step import TrainState
+from keras_vit.train.trained import enable_lora, is_of_head, trained_variables
 from keras_vit.zoo.pretrained import ResolvedModel, load_any, resolve
 
 # Recipes are written for large data sets and large images. These suit fewer and smaller ones.
@@ -65,7 +66,7 @@ def build_state(
 
     No file is written. A run in the folder `out` keeps its number of micro-batches.
     """
-    _check_devices(recipe, devices)
+    check_devices(recipe, devices)
     source = check_task(recipe, load_model(recipe, model), data)
     recipe = fit_size(recipe, model, source.config, data, print_line=print_line)
     if teacher:
@@ -81,23 +82,38 @@ def build_state(
         configs = (adapted.config, network.config if network else None)
         recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
         state = TrainState(recipe, adapted, total_steps=total, teacher=network, has_labels=data.is_labelled)
-    _check_head(recipe, state)
+    _check_head(recipe, state.model, trains_head=state.trains_head)
     if recipe.head_start == "zeros":  # otherwise the starting weights are good
         _warn_long_average(recipe, total)
     return state, data
 
 
-def _check_head(recipe: Recipe, state: TrainState) -> None:
+def check_trained(recipe: Recipe, source: Model, data: Data) -> None:
+    """Raise the ValueError of `build_state` for what is trained: nothing, or variables and layers that are missing."""
+    source = check_task(recipe, source, data)
+    starts_with_zeros = recipe.head_start == "zeros" and not recipe.has_teacher
+    if starts_with_zeros:
+        recipe, data = match_head(recipe, source.task, data)
+    elif recipe.head_start == "probe":
+        recipe = recipe.replace(reset_head=True)
+    model = adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
+    enable_lora(recipe, model)
+    trained = trained_variables(recipe, model)
+    if starts_with_zeros:
+        _check_head(recipe, model, trains_head=any(map(is_of_head, trained)))
+
+
+def _check_head(recipe: Recipe, model: Model, *, trains_head: bool) -> None:
     """Raise a ValueError for a head of zeros that is not trained: no weight would have a gradient."""
-    head = [weight for weight in state.model.weights if weight.path.split("/")[0] in HEADS]
-    if head and not state.trains_head and not any(np.any(one) for one in head):
+    head = [weight for weight in model.weights if is_of_head(weight)]
+    if head and not trains_head and not any(np.any(one) for one in head):
         raise ValueError(
             "The head begins with zeros and is not trained: take its pattern from freeze. Received: freeze="
             f"{list(recipe.freeze)}"
         )
 
 
-def _check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
+def check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
     """Raise a ValueError for settings that these devices cannot train with."""
     replicas = strategy.num_replicas_in_sync
     number = 1 if recipe.accumulation == "auto" else recipe.accumulation

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from keras_vit.model.layers.runtime import Compiler, fuse_with, random_scope
 from keras_vit.model.task import Task
-from keras_vit.model.vision_transformer import HEADS, VisionTransformer
+from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import distill, masked_patch, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.optimizer import Optimizer, clip, update_variables
-from keras_vit.train.trained import enable_lora, trained_variables
+from keras_vit.train.trained import enable_lora, is_of_head, trained_variables
 
 Batch: TypeAlias = dict[str, Any]
 # (model, batch, seed) -> the loss of every image and further metrics of every image, each float32 (batch,).
@@ -62,7 +62,7 @@ class TrainState:
         enable_lora(recipe, self.model)
         trained = trained_variables(recipe, self.whole_model)
         self.trained = [v.value for v in trained]
-        self.trains_head = any(v.path.split("/")[0] in HEADS for v in trained)
+        self.trains_head = any(map(is_of_head, trained))
         self.optimizer = Optimizer(
             recipe,
             self.trained,

@@ -37,6 +37,11 @@ def trained_variables(recipe: Recipe, model: Any) -> list[Any]:
     return trained
 
 
+def is_of_head(variable: Any) -> bool:
+    """Whether a variable belongs to the head of a VisionTransformer."""
+    return bool(variable.path.split("/")[0] in HEADS)
+
+
 def enable_lora(recipe: Recipe, model: Any) -> None:
     """Give the kernels of a recipe's `lora_targets` updates, which begin at 0. Call it in the strategy's scope."""
     if not recipe.lora_rank:

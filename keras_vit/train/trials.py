@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ from keras_vit.train.recipe_files import recipe as load_recipe
 from keras_vit.zoo.pretrained import ResolvedModel, read_config
 
 MOST_ROWS = 10  # that are printed
+# Fields that decide what is trained: their values are checked on the model.
+OF_TRAINED = {"train_only", "freeze", "lora_rank", "lora_targets", "linear_probe", "head_start", "head", "reset_head"}
+OF_TRAINED |= {"config", "layers", "objective"}
 
 
 @dataclass(frozen=True)
@@ -114,12 +117,18 @@ def try_values(
     opened = open_data(data, **{name: options[name] for name in options if hasattr(DataRequest, name)})
     source = prepare.choose_model(chosen, model, options.get("weights"))
     config: Any = read_config(source) if isinstance(source, ResolvedModel) else getattr(source, "config", source)
+    devices = options.pop("strategy", "auto")
+    devices = strategies.strategy(devices) if isinstance(devices, str) else devices
     for one in runs.values():
         if reason := cannot_evaluate(one, opened):
             raise ValueError(f"Runs are compared on held-out images. {reason}")
         config.replace(**one.config_changes(config))  # checks the values that the model gets
-    devices = options.pop("strategy", "auto")
-    devices = strategies.strategy(devices) if isinstance(devices, str) else devices
+        prepare.check_devices(one, devices)
+    if OF_TRAINED & values.keys():
+        first = prepare.load_model(chosen, source)
+        for one in _differing(runs.values(), OF_TRAINED):
+            prepare.check_trained(one, first, opened)
+        del first
     show = print_line if options.get("progress", True) and strategies.is_chief(devices) else lambda _: None
     show(f"runs: {len(runs)}, each in a folder of {out}; after the first a line says how long the others take")
     finished: dict[str, Best | None] = {}
@@ -160,6 +169,13 @@ def _grid(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Recipe]:
             raise ValueError(f"The values to try must differ. Received twice: {name}")
         runs[name] = changed
     return runs
+
+
+def _differing(runs: Iterable[Recipe], fields: Iterable[str]) -> list[Recipe]:
+    """Choose one run of those that agree in these fields; a probe trains nothing."""
+    names = sorted(fields)
+    own = {repr([getattr(one, name) for name in names]): one for one in runs if one.optimizer != "least_squares"}
+    return list(own.values())
 
 
 def _file_name(text: str) -> str:
