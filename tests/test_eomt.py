@@ -164,11 +164,34 @@ def test_what_an_eomt_cannot_do_is_named(tmp_path: Path) -> None:
         windows.predict_segments(pixels, task="panoptic")
     with pytest.raises(ValueError, match="task must be one of"):
         model.predict_segments(pixels, task="things")
+    for wrong, message in (
+        ({"threshold": float("nan")}, r"threshold must be in \[0, 1\]. Received: nan"),
+        ({"threshold": 80}, r"threshold must be in \[0, 1\]. Received: 80"),
+        ({"threshold": "0.8"}, "threshold must be an integer or a number"),
+        ({"stuff_classes": [1, 5]}, r"stuff_classes must be integers from 0 to 4. Received: \[5\]"),
+        ({"stuff_classes": {-1}}, r"Received: \[-1\]"),
+        ({"stuff_classes": ["sky", True, 1.0]}, r"Received: \['sky', True, 1.0\]"),
+        ({"threshold": 2, "task": "instances"}, "task must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.predict_segments(pixels[0], **wrong)
+    [found] = model.predict_segments(pixels[0], threshold=np.float32(0.5), stuff_classes=np.arange(5))
+    assert found.ids.shape == (32, 32)
     with pytest.raises(ValueError, match="kind='queries' goes with output='segments'"):
         dense.MapConfig(kind="queries", blocks=(1,), num_classes=3)
     biased = dense.load(FOLDER / "eomt_1").backbone.config.replace(relative_bias="shared")
     with pytest.raises(ValueError, match="have no place among the patches"):
         dense.DenseModel(VisionTransformer(biased), model.head)
+
+
+def test_an_image_of_which_nothing_would_be_left_is_refused_as_by_transformers(tmp_path: Path) -> None:
+    model, windows = dense.load(FOLDER / "eomt_1"), dense.load(with_windows(FOLDER / "eomt_1", tmp_path / "windows"))
+    for shape in ((1, 64, 3), (200, 3, 3)):  # 32 pixels a side: half a pixel and less
+        for call in (model.predict_segments, model.predict_maps):
+            with pytest.raises(ValueError, match=f"would have no pixels .* Received: {shape[0]}x{shape[1]} pixels"):
+                call(np.zeros(shape, np.uint8))
+        assert windows.predict_maps(np.zeros(shape, np.uint8))[0].shape == shape[:2]
+    assert model.predict_segments(np.zeros((1, 63, 3), np.uint8))[0].ids.shape == (1, 63)
 
 
 @pytest.mark.torch

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
 from keras_vit import converters, text, zoo
@@ -109,6 +110,18 @@ def test_other_things_than_texts_are_refused() -> None:
         encoder.embed(["cat", "a \ud800"])
     with pytest.raises(NotImplementedError, match="not for keras_vit's models"):
         encoder.quantize("int8")
+
+
+@pytest.mark.parametrize("number", [-1, -7, 10_000])
+def test_ids_that_no_token_has_are_refused(number: int) -> None:
+    encoder = small_encoder()
+    ids = encoder.tokenize(["cat"])
+    ids[0, 1] = number
+    for call in (encoder, lambda values: encoder.features(values, ["tokens"])):
+        with pytest.raises(ValueError, match=rf"from 0 to {encoder.config.vocab_size - 1}\. Received: .*{number}"):
+            call(ids)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):  # a compiled function cannot say more
+        encoder.predict(ids, verbose=0)
 
 
 def test_a_missing_foreign_or_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -268,6 +281,13 @@ def test_an_app_gets_a_tokenizer_and_a_test_vector(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="another model's tokenizer"):
         text.tflite(small_encoder("tok_clip"), path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["text.test.json", "text.tflite", "tokenizer.json"]
+
+
+@pytest.mark.parametrize("texts", [["a"], "abc", ["a", "a"]])
+def test_a_file_is_not_compared_on_one_text(texts: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="texts must be two or more that have different ids"):
+        text.tflite(small_encoder(), tmp_path / "text.tflite", texts=texts)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_zoo_finds_the_text_tower_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
     ("headless", {"output": "probabilities"}, "needs a head"),
-    ("headless", {"labels": ["a"]}, "labels need a head"),
+    ("headless", {"labels": ["a"]}, "labels= needs a head"),
     ("gap", {"attention": True}, "a class token"),
     ("mixer", {"attention": True}, "without attention"),
 ]

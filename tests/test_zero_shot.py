@@ -154,6 +154,24 @@ def test_clip_keeps_its_projection_in_other_formats(tmp_path: Path) -> None:
     assert not model.config.replace(num_classes=7).projection_head
 
 
+def test_a_projection_has_no_probabilities_and_no_classes(tmp_path: Path) -> None:
+    model, pixels = built(**ENCODERS["projection"]), np.zeros((2, 40, 40, 3), np.uint8)
+    with pytest.raises(ValueError, match="output='probabilities' needs a head for classes.*projection_head=True"):
+        export.tflite(model, tmp_path / "m.tflite", output="probabilities")
+    with pytest.raises(ValueError, match="labels= needs a head for classes"):
+        export.tflite(model, tmp_path / "m.tflite", labels=[str(number) for number in range(24)])
+    for call in (model.classify, lambda images: model.decode_predictions(model(model.preprocess(images)))):
+        with pytest.raises(ValueError, match="head for classes.*projection_head=True"):
+            call(pixels)
+    export.saved_model(model, tmp_path / "1", warmup=())
+    signatures = tf.saved_model.load(tmp_path / "1").signatures
+    answer = signatures["uint8_images"](images=tf.constant(pixels))
+    np.testing.assert_allclose(unit(answer["logits"]), model.embed(pixels), atol=1e-5)
+    served = {name: set(function.structured_outputs) for name, function in signatures.items()}
+    assert served["serving_default"] == served["float_images"] == {"logits"}
+    assert served["tolerant"] == {"logits", "valid"}
+
+
 def test_a_zero_feature_has_finite_results_and_gradients() -> None:
     layer, x = L2Normalization(), tf.Variable([[0.0, 0.0], [3.0, 4.0]])
     with tf.GradientTape() as tape:

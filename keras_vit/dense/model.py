@@ -21,6 +21,7 @@ from keras_vit.dense.segments import (
     SegmentMap,
     Segments,
     Window,
+    check_limits,
     class_scores,
     describe,
     find_segments,
@@ -48,6 +49,11 @@ _ROWS = 64  # of a map of classes that are enlarged at a time
 def frame(pixels: np.ndarray, head: MapConfig, config: ViTConfig) -> np.ndarray:
     """Resize and pad an image of 0..255 as `head.framing` says: float32 (1, height, width, channels)."""
     size = framed_size(pixels.shape[:2], head, head.size or config.size)
+    if not all(size):
+        raise ValueError(
+            f"The image is too long and narrow: resized to {size[0]}x{size[1]}, it would have no pixels for a model of "
+            f"{config.size[0]}x{config.size[1]}. Received: {pixels.shape[0]}x{pixels.shape[1]} pixels"
+        )
     is_padded = head.framing in ("short", "none")
     added = [-side % head.multiple if is_padded else 0 for side in size]
     patches = math.prod(config.grid_of((size[0] + added[0], size[1] + added[1])))
@@ -271,6 +277,7 @@ class DenseModel(keras.Model):
         if self.head.output != "segments":
             raise ValueError(f"predict_segments needs a model with queries, an EoMT. Received: {self.task.NAME}")
         chosen = segment_task(task, self.head.framing)
+        check_limits(threshold, stuff_classes, self.head.num_classes)
         found = []
         for image in single_images(images):
             [pixels] = to_arrays(image, self.config.num_channels)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from keras_vit._util.checks import one_of
+from keras_vit._util.checks import Rule, as_python, is_count, one_of
 from keras_vit.model.maps import resize_axis
 from keras_vit.model.task import NOT_TRAINED, Classification, Labels, Task, Tensors, sigmoid, softmax
 
@@ -73,6 +73,15 @@ class Window(NamedTuple):
     pixels: np.ndarray
     classes: np.ndarray = np.zeros(0)  # logits (queries, classes + 1)
     masks: np.ndarray = np.zeros(0)  # logits (rows, columns, queries)
+
+
+def check_limits(threshold: Any, stuff_classes: Collection[Any], num_classes: int) -> None:
+    """Raise a ValueError if the threshold, or a number of a class of which an image has one segment, is wrong."""
+    wrong = list(Rule.from_type(Annotated[float, "[0, 1]"]).problems(as_python(threshold), "threshold"))
+    if unknown := [one for one in stuff_classes if not is_count(one, least=0) or one >= num_classes]:
+        wrong.append(f"stuff_classes must be integers from 0 to {num_classes - 1}. Received: {unknown!r:.200}")
+    if wrong:
+        raise ValueError("predict_segments: " + "; ".join(wrong))
 
 
 def segment_task(task: str | None, framing: str) -> str:

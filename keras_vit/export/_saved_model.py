@@ -47,7 +47,8 @@ def saved_model(
     - float_images: images, prepared float32 (B, height, width, channels) -> as serving_default, and logits (B, N).
     - uint8_images: images, pixels 0..255 of any one size -> as float_images.
 
-    All inputs and outputs are float32. A model without a head returns features everywhere. A DenseModel answers with
+    All inputs and outputs are float32. A model without a head returns features everywhere, one whose
+    head is a projection logits. A DenseModel answers with
     classes, uint8 (B, height, width) of the image's size, or depth (B, rows, columns), and has no features. A model of
     other than 1 or 3 channels takes no image files: it has float_images, also as serving_default, and uint8_images.
 

@@ -402,7 +402,8 @@ class Options:
                 f"Received: {self.input_dtype!r}"
             )
         if self.output == "probabilities" != self.output_name(task.outputs):
-            yield f"output='probabilities' needs a head. Received: a model of num_classes={config.num_classes}"
+            received = f"num_classes={config.num_classes}, projection_head={config.projection_head}"
+            yield f"output='probabilities' needs a head for classes. Received: a model of {received}"
         if self.output == "classes" != self.output_name(task.outputs):
             yield f"output='classes' needs a model with a class for every pixel. Received: outputs {list(task.outputs)}"
         if self.attention and not (config.class_token and config.has_attention):

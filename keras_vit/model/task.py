@@ -160,7 +160,18 @@ class Classification(Task):
     @property
     def outputs(self) -> tuple[str, ...]:
         """See `Task`."""
-        return ("logits", "probabilities") if self.num_classes else ("features",)
+        return ("logits", "probabilities") if self.has_classes else ("logits",) if self.num_classes else ("features",)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the output is logits of classes, and neither a feature nor a projection."""
+        return self.num_classes > 0 and not self.is_projection
+
+    def check_classes(self, what: str) -> None:
+        """Raise a ValueError if the output is not logits of classes, which `what` needs."""
+        if not self.has_classes:
+            received = f"num_classes={self.num_classes}, projection_head={self.is_projection}"
+            raise ValueError(f"{what} needs a head for classes. Received: a model of {received}")
 
     @staticmethod
     def read_labels(labels: np.ndarray) -> np.ndarray | None:
@@ -268,8 +279,8 @@ class Classification(Task):
         """Compute "classes" and "scores", the `top` best of each image, and the "probabilities" of all classes."""
         import tensorflow as tf
 
-        if not self.num_classes:
-            return {"features": computed["features"]}
+        if not self.has_classes:
+            return {self.outputs[0]: computed[self.outputs[0]]}
         texts = np.array(names if names is not None else [str(number) for number in range(self.num_classes)], object)
         probabilities = getattr(tf.nn, self.probabilities)(computed["logits"])
         # Of the logits: sigmoids of large ones are all 1.
@@ -298,8 +309,8 @@ class Classification(Task):
 
     def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
         """See `Task`; the names are in the order of the logits."""
-        if labels is not None and not self.num_classes:
-            raise ValueError("labels need a head. Received: a model of num_classes=0")
+        if labels is not None:
+            self.check_classes("labels=")
         chosen = self.labels if labels is None else labels
         if chosen is None or not self.num_classes:
             return None
@@ -307,8 +318,9 @@ class Classification(Task):
 
     def decode(self, output: Any, top: int) -> list[list[Prediction]]:
         """Name the `top` most probable classes of each image, the best first, from logits (batch, classes)."""
+        self.check_classes("naming classes")
         logits = np.asarray(output)
-        if logits.ndim != 2 or logits.shape[1] != self.num_classes or not self.num_classes:
+        if logits.ndim != 2 or logits.shape[1] != self.num_classes:
             raise ValueError(f"logits must be (batch, num_classes={self.num_classes}). Received: shape {logits.shape}")
         check_counts(top=top)
         names = label_lists.names(self.labels, self.num_classes)
@@ -368,7 +380,7 @@ def of_model(model: Any) -> Task:
     return Classification(num_classes=shape[-1] if len(shape) > 1 and shape[-1] else 0, is_pooled=len(shape) == 2)
 
 
-def from_config(config: ViTConfig) -> Task:
+def from_config(config: ViTConfig) -> Classification:
     """Task of the VisionTransformers of a config."""
     return Classification(
         num_classes=config.num_classes,

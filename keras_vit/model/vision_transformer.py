@@ -86,7 +86,7 @@ class VisionTransformer(keras.Model):
         self._block_input_model = functools.cache(lambda: keras.Model(network.images, network.block_inputs))
 
     @property
-    def task(self) -> task.Task:
+    def task(self) -> task.Classification:
         """Task of the output: how the model is trained, evaluated, exported and compared."""
         return task.from_config(self.config)
 
@@ -247,11 +247,10 @@ class VisionTransformer(keras.Model):
             ValueError: an image cannot be read, or a number is less than 1; there is no image.
             FileNotFoundError: there is no file at a path, or no image in a folder.
         """
-        if not self.config.num_classes:
-            raise ValueError(
-                "classify needs a model with a head; `embed` and `features` need none, and zoo.load(name, weights=a "
-                "tag of a file with classes) or train.run give one. Received: num_classes=0"
-            )
+        self.task.check_classes(
+            "classify (`embed` and `features` need none; zoo.load(name, weights=a tag of a file with classes) or "
+            "train.run give one)"
+        )
         results = []
         for result in classify_each(self, images, top=top, batch_size=batch_size):
             if isinstance(result, Exception):

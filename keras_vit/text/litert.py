@@ -55,7 +55,7 @@ def tflite(
         encoder: a TextEncoder with its tokenizer.
         path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
         quantize: "none", "float16", or "dynamic" (int8 kernels and an int8 table of tokens).
-        texts: texts on which the file and the encoder are compared, at least two different ones.
+        texts: texts on which the file and the encoder are compared, two or more that have different ids.
         threads: number of threads on which the file is timed.
 
     Returns:
@@ -63,7 +63,7 @@ def tflite(
 
     Raises:
         TypeError: `encoder` is no text encoder.
-        ValueError: the encoder has no tokenizer, or the mode is another.
+        ValueError: the encoder has no tokenizer, the mode is another, or `texts` do not differ.
         VerificationError: the file does not compute what the encoder does.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file.
         FileExistsError: the folder has the tokenizer of another model.
@@ -81,6 +81,8 @@ def tflite(
     path, mode = Path(path), modes.load_mode(quantize)
     check_file_path(path)
     ids = encoder.tokenize(texts)
+    if len(np.unique(ids, axis=0)) < 2:
+        raise ValueError(f"texts must be two or more that have different ids. Received: {texts!r:.200}")
     tokenizer = cast(Tokenizer, encoder.tokenizer)  # which has tokenized the texts
     model, beside = tokenizer.model, path.parent / tokenizer.file_name
     if path.name == beside.name:

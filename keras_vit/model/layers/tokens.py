@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_vit.model.layers.attention import MultiHeadAttention
@@ -104,6 +105,11 @@ class TokenEmbedding(BaseLayer):
     def call(self, ids: Any) -> Any:
         if (ids.shape[1] or 0) > self.max_length:
             raise ValueError(f"A text must have at most {self.max_length} tokens. Received: {ids.shape[1]}")
+        if hasattr(ids, "numpy"):  # its values can be read
+            values = ops.convert_to_numpy(ids)
+            if outside := np.unique(values[(values < 0) | (values >= self.vocab_size)]).tolist():
+                raise ValueError(f"The ids of tokens are from 0 to {self.vocab_size - 1}. Received: {outside[:5]}")
+        ids = ops.where(ids < 0, self.vocab_size, ids)  # `take` would count these from the last row
         return ops.take(self.embedding, ids, axis=0) + self.positions[: ops.shape(ids)[1]]
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
