@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from command_line import fails, run
 from keras_vit import cli, converters, digits, export, zoo
 from keras_vit._util.checks import option_names
 from keras_vit._util.text import byte_size
+from keras_vit.cli import options as cli_options
+from keras_vit.export import _saved_model
 from keras_vit.export.exported import load_exported
 from keras_vit.export.modes import Options
 from litert_graph import read_labels
@@ -107,6 +112,29 @@ def saved(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
 def test_a_folder_is_a_saved_model_with_requests_for_warm_up(saved: Path) -> None:
     assert (saved / "saved_model.pb").exists()
     assert (saved / "assets.extra" / "tf_serving_warmup_requests").exists()
+
+
+@pytest.mark.parametrize(("options", "sizes"), [((), [1]), (("--warmup", 2, "--warmup", 3), [2, 3])])
+def test_a_command_without_sizes_warms_up_for_one_file(
+    options: tuple[Any, ...], sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorflow_serving")
+    passed: list[Any] = []
+    monkeypatch.setattr(_saved_model, "_write_warmup", lambda folder, signatures, found: passed.extend(found))
+    converters.save(built(num_layers=1), tmp_path / "tiny.npz", format="google")
+    run("export", tmp_path / "tiny.npz", "--to", tmp_path / "1", *options)
+    assert passed == sizes
+
+
+def test_the_copy_of_standard_error_needs_no_close() -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        copy = cli_options._copy_of_stderr.__wrapped__()
+        number = copy.fileno()
+        del copy
+        gc.collect()
+    assert not warned
+    os.close(number)
 
 
 def check_bench(line: list[Any], image_size: list[int], batch: int) -> None:

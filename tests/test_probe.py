@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -57,6 +60,26 @@ def end_in_batch(number: int, end: type[BaseException], monkeypatch: pytest.Monk
         return in_thread(*arguments)
 
     monkeypatch.setattr(probe, "in_thread", collect)
+
+
+def test_ctrl_c_says_how_long_the_batch_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_thread, computed = probe.in_thread, []
+
+    def interrupt(*arguments: Any) -> Any:
+        computed.append(arguments)
+        if len(computed) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return in_thread(*arguments)
+
+    monkeypatch.setattr(probe, "in_thread", interrupt)
+    recipe = train.recipe("linear-probe", batch_size=16, start="scratch", layers=1)
+    model = tiny(image_size=8, num_layers=1)
+    result = train.run(recipe, model=model, data=arrays(70, 20), out=tmp_path, progress=False)
+    assert result.stopped and len(computed) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"Stopping after this batch of 16 images \(about \d+ s at most\), then saving a checkpoint", said)
 
 
 # Fields of a model, and the parts of the head that reads all of its two blocks.

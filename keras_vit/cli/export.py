@@ -84,6 +84,7 @@ def export(
                 files, compared = files[::2], files[1::2]
         if is_saved_model:
             own = {name: context.params[name] for name in SAVED_MODEL_OPTIONS}
+            own["warmup"] = own["warmup"] or None  # an option that was not given is an empty list
             report = exports.saved_model(loaded, to, labels=given["labels"], verify=compared, **own)
         else:
             report = exports.tflite(loaded, to, calibration=files, verify=compared, progress=not as_json, **given)

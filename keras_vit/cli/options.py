@@ -273,8 +273,8 @@ def _python_stderr() -> TextIO:
 
 @functools.cache
 def _copy_of_stderr() -> TextIO:
-    # Never closed: a logger created in the block keeps it.
-    return os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    # Never closed, without a warning: a logger created in the block keeps it.
+    return os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 class FoundModel(NamedTuple):

@@ -204,9 +204,14 @@ class TrainingSteps:
     def _describe_wait(self, parts: int, count: int) -> str:
         """Describe the part of a step that a stopped run finishes first, and its time."""
         part = f"this micro-batch, one of {parts}" if parts != 1 else "this step" if count == 1 else f"{count} steps"
-        if self._seconds is None:
-            return f"{part} (the first: how long it takes is not known yet)"
-        return f"{part} (about {max(1, self._seconds * count / parts):.0f} s at most)"
+        return describe_wait(part, None if self._seconds is None else self._seconds * count / parts)
+
+
+def describe_wait(part: str, seconds: float | None) -> str:
+    """Describe what a stopped run finishes first, and its time if that is known."""
+    if seconds is None:
+        return f"{part} (the first: how long it takes is not known yet)"
+    return f"{part} (about {max(1, seconds):.0f} s at most)"
 
 
 def in_thread(function: Callable[..., Answer], *arguments: Any) -> Answer:

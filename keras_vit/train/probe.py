@@ -35,7 +35,7 @@ from keras_vit.train.least_squares import (
     draw_held_out,
 )
 from keras_vit.train.log_files import Log
-from keras_vit.train.loop import TRAINING_NAMES, Stop, in_thread
+from keras_vit.train.loop import TRAINING_NAMES, Stop, describe_wait, in_thread
 from keras_vit.train.prepare import PrintLine
 
 # What a message adds.
@@ -127,7 +127,8 @@ class Probe:
         first = done = end = int(self._done.numpy())
         waiting: list[list[np.ndarray]] = []  # features, labels and rows of images after the first `done`
         stop.saves = checkpoints is not None
-        stop.until = f"this batch of {self.recipe.batch_size} images"
+        part = f"this batch of {self.recipe.batch_size} images"
+        stop.until = describe_wait(part, None)
         minutes = self.recipe.checkpoint_minutes
         with counter("Computing features", total=self.total, done=done, show=show) as advance:
             for offset, batch in self._batches(done):
@@ -135,7 +136,9 @@ class Probe:
                 if batch is None:  # the end of a split, whose last images may have been left out
                     end = offset
                 else:
+                    began = time.monotonic()
                     features, labels, indices = in_thread(collect, [batch])
+                    stop.until = describe_wait(part, time.monotonic() - began)
                     waiting.append([features, labels, offset + indices])
                     end = offset + int(indices.max(initial=before - offset - 1)) + 1
                 advance(end - before, f"{(end - first) / (time.monotonic() - start):,.0f} images/s")
