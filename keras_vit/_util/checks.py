@@ -257,13 +257,24 @@ def as_path(value: Any, name: str) -> str:
         raise ValueError(f"{name} must be a string or a pathlib.Path. Received: {value!r:.200}")
     if "://" not in path:
         try:
-            Path(path).expanduser().stat()
-        except (RuntimeError, ValueError) as error:  # no such home, a null character, a lone surrogate
+            expand_home(path).stat()
+        except ValueError as error:  # no home, a null character, a lone surrogate
             raise ValueError(f"{name} must be a path: {str(error)[:200]}. Received: {path!r:.200}") from None
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 raise ValueError(f"{name} must be a path: it is too long. Received: {path!r:.200}") from None
     return path
+
+
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """Expand a leading ~ of a path; raise a ValueError where there is no home directory, as in some containers."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            f"{os.fspath(path)!r:.200} begins with ~, and this user has no home directory: give the whole path, or set "
+            "HOME"
+        ) from None
 
 
 def as_list(value: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from urllib.request import url2pathname
 import requests
 from filelock import FileLock
 
+from keras_vit._util.checks import expand_home
 from keras_vit._util.files import replacing
 from keras_vit._util.progress import counter
 from keras_vit.errors import DownloadError, FileUnavailableError, LicenseError
@@ -47,8 +48,13 @@ class Remote(NamedTuple):
 def cache_folder() -> Path:
     """Folder for downloaded files, which may not exist yet."""
     if folder := os.environ.get("KERAS_VIT_CACHE"):
-        return Path(folder).expanduser()
-    return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
+        return expand_home(folder)
+    try:
+        return expand_home(os.environ.get("KERAS_HOME") or "~/.keras") / "keras_vit"
+    except ValueError:
+        raise ValueError(
+            "Downloads are kept in ~/.keras, and this user has no home directory: set KERAS_VIT_CACHE to a folder"
+        ) from None
 
 
 def fetch(source: str, *, sha256: str | None = None) -> Path:
@@ -95,7 +101,7 @@ def _local_path(source: str) -> Path | None:
     """Convert a source or mirror to a local path; None if it is remote."""
     if source.startswith("file://"):
         return Path(url2pathname(urlsplit(source).path))
-    return None if "://" in source else Path(source).expanduser()
+    return None if "://" in source else expand_home(source)
 
 
 def _locate(source: str) -> Remote:

@@ -12,32 +12,29 @@ import stat
 import struct
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from keras_vit._util.checks import as_path, check_depth
+from keras_vit._util.checks import as_path, check_depth, expand_home
 from keras_vit._util.text import abbreviated, warn
 from keras_vit.errors import VerificationError
 
-MARK = b"keras-vit"  # in the first MARKED bytes of every page and picture that a command writes and may replace
-MARKED = 1024
+INDEX = ".keras-vit-results.jsonl"  # in a folder: the hash of each result that was written into it, by its name
 
 
-def check_results(
-    paths: Sequence[str | os.PathLike[str]], *, inputs: Iterable[str | os.PathLike[str]] = (), owner: Path | None = None
-) -> None:
-    """Raise an error unless results can be written to all of these paths. Commands call it before any work.
+def check_results(paths: Iterable[str | os.PathLike[str]], *, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
+    """Raise an error unless results can be written to all of these paths. Call it before any work.
 
-    A path may be free, a device, a pipe, empty, or an earlier result, which has MARK near its beginning; but none of
-    the inputs. The mark of `owner` speaks for files beside it that can have none.
+    A path may be free, a device, a pipe, empty, or an earlier result that nobody has changed since, see `is_own`; but
+    none of the inputs, which are files or folders of them.
 
     Raises:
-        FileExistsError: there is an input, or a file that keras-vit has not written.
+        FileExistsError: there is an input, or a file that keras_vit has not written, or that was changed since.
         FileNotFoundError, IsADirectoryError: a path cannot be a file.
     """
-    sources = {(found.st_dev, found.st_ino) for found in map(_status, inputs) if found}
-    is_owned = owner is not None and _is_marked(owner)
+    places = [place for path in inputs for place in (path, *_files_of(path))]
+    sources = {(found.st_dev, found.st_ino) for found in map(_status, places) if found}
     for path in map(Path, paths):
         if not path.name or path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "A file cannot be written over a folder", str(path))
@@ -48,23 +45,69 @@ def check_results(
             raise FileExistsError(
                 errno.EEXIST, "The result would replace an input; choose another path than", str(path)
             )
-        if status and path.is_file() and status.st_size and not (is_owned or _is_marked(path)):
-            reason = "This file was not written by keras-vit and is not replaced; remove it, or choose another path"
+        if status and path.is_file() and status.st_size and not is_own(path):
+            reason = (
+                "This file was not written by keras-vit, or was changed since, and is not replaced; remove it, or "
+                "choose another path"
+            )
             raise FileExistsError(errno.EEXIST, reason, str(path))
 
 
 def _status(path: str | os.PathLike[str]) -> os.stat_result | None:
     try:
-        return Path(path).expanduser().stat()
+        return expand_home(path).stat()
     except (OSError, RuntimeError, ValueError):  # no file: a URL, a pattern, a text
         return None
 
 
-def _is_marked(path: Path) -> bool:
-    if not path.is_file():
-        return False
+def _files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """List the files of a folder; none of a file, a URL or a pattern."""
+    folder = Path(path)
+    return [*folder.iterdir()] if _status(path) and folder.is_dir() else []
+
+
+def is_own(path: Path) -> bool:
+    """True if keras_vit wrote this file, and its content is still what was written.
+
+    The folder's INDEX has a hash of each result. A file that was moved to another folder is its owner's.
+    """
+    path = path.resolve()
+    return path.is_file() and _read_index(path.parent).get(path.name) == _hash_content(path)
+
+
+def record_results(*paths: Path) -> None:
+    """Note the content of finished results in their folder's INDEX, so that a later command may replace them.
+
+    A line is added for each, which other processes may do at the same time. A process that is killed before it leaves
+    results that no command replaces, which is the safe side.
+    """
+    for path in (path.resolve() for path in paths):
+        if path.is_file():  # no device, no pipe
+            line = json.dumps({"name": path.name, "sha256": _hash_content(path)})
+            with (path.parent / INDEX).open("a", encoding="utf-8") as index:
+                index.write(f"{line}\n")
+
+
+@contextlib.contextmanager
+def writing_result(path: Path) -> Iterator[BinaryIO]:
+    """Open a result, which `check_results` has accepted, as `replacing` does, and record it."""
+    with replacing(path) as file:
+        yield file
+    record_results(path)
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Read the hash of each result in a folder by its name; of several the last."""
+    try:
+        rows = [json.loads(line) for line in (folder / INDEX).read_text(encoding="utf-8").splitlines()]
+        return {row["name"]: row["sha256"] for row in rows}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return {}  # there is none, or it is damaged: then nothing is replaced
+
+
+def _hash_content(path: Path) -> str:
     with path.open("rb") as file:
-        return MARK in file.read(MARKED)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
@@ -167,14 +210,14 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """List files as `image_files` does; raise a ValueError if all of them are empty."""
     files = image_files(paths)
-    if not any("://" in file or Path(file).expanduser().stat().st_size for file in files):
+    if not any("://" in file or expand_home(file).stat().st_size for file in files):
         raise ValueError(f"{files[0]!r} is empty: it contains no image")
     return files
 
 
 def expand(path: str, is_wanted: Callable[[str], bool] = is_image) -> list[str]:
     """List the files of a path or pattern as `image_files` does; `is_wanted` takes the name of a file."""
-    place = Path(as_path(path, "an image file")).expanduser()
+    place = expand_home(as_path(path, "an image file"))
     if "://" in path or place.is_file():
         return [path]
     if not place.exists() and not glob.has_magic(path):
@@ -225,7 +268,7 @@ def _raise(error: OSError) -> None:
 
 def read_file(name: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Read a local image file; raise an error if it is a folder, a device, too large or missing."""
-    path = Path(as_path(name, "an image file")).expanduser()
+    path = expand_home(as_path(name, "an image file"))
     if path.is_dir():
         raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
     check_regular(path)
@@ -325,14 +368,6 @@ def temporary_path(path: Path) -> Iterator[Path]:
         if error.errno != errno.ENOSPC:
             raise
         raise OSError(errno.ENOSPC, "The disk is full; nothing was written to", str(path)) from error
-
-
-def check_file_path(path: Path) -> None:
-    """Raise an OSError if a .tflite file cannot be written to a path."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "A .tflite file cannot be written over a folder", str(path))
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "There is no folder for the .tflite file", str(path.parent))
 
 
 def check_folder_path(path: Path) -> None:

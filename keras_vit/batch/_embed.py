@@ -18,7 +18,7 @@ with needs_extra("keras_vit.batch", "batch"):
     import fsspec  # noqa: F401
     import pyarrow  # noqa: F401
 
-from keras_vit._util.checks import as_path, check_counts, given, one_of
+from keras_vit._util.checks import as_path, check_counts, expand_home, given, one_of
 from keras_vit._util.files import MAX_BYTES
 from keras_vit._util.progress import counter
 from keras_vit.batch import compute
@@ -213,7 +213,7 @@ def describe_origin(resolved: ResolvedModel, **changes: Any) -> dict[str, Any] |
 
 
 def _absolute(name: str) -> str:
-    return name if "://" in name else str(Path(name).expanduser().absolute())
+    return name if "://" in name else str(expand_home(name).absolute())
 
 
 def fingerprint(model: VisionTransformer) -> str:

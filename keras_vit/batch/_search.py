@@ -17,8 +17,8 @@ with needs_extra("keras_vit.batch", "batch"):
     import pyarrow.parquet as pq
 
 from keras_vit._util import html
-from keras_vit._util.checks import check_counts
-from keras_vit._util.files import replacing
+from keras_vit._util.checks import check_counts, expand_home
+from keras_vit._util.files import writing_result
 from keras_vit.batch.folder import Folder, find_folder
 from keras_vit.converters.containers import check_npy
 from keras_vit.errors import DownloadError
@@ -100,7 +100,7 @@ def _lengths(rows: np.ndarray, numbers: Sequence[int] | np.ndarray, name: str) -
 def _blocks(vectors: Any, shape: tuple[int, ...]) -> Iterator[_Block]:
     """Yield rows as float32, their numbers, and their paths or None; `shape` is that of the queries."""
     size = max(1, BLOCK // max(shape))
-    path = Path(vectors).expanduser() if isinstance(vectors, str | os.PathLike) else None
+    path = expand_home(vectors) if isinstance(vectors, str | os.PathLike) else None
     if path is not None and path.suffix != ".npy":
         yield from _folder_blocks(path, shape[1], size)
         return
@@ -167,5 +167,5 @@ def write_contact_sheet(path: Path, title: str, folder: Folder, found: Iterable[
             error = printable(str(reason))
         cells.append((printable(name or ""), f"{score:.3f}", picture, error))
     template = html.environment().get_template("contact_sheet.html")
-    with replacing(path) as file:
+    with writing_result(path) as file:
         file.write(template.render(title=printable(title), cells=cells).encode())

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 
 from keras_vit._util.checks import as_list, given
-from keras_vit._util.files import MAX_BYTES, hash_files, replacing
+from keras_vit._util.files import MAX_BYTES, check_results, hash_files, replacing, writing_result
 from keras_vit._util.text import error_reason
 from keras_vit.batch import images
 
@@ -157,6 +157,7 @@ def _start(path: Path, facts: Mapping[str, Any]) -> None:
     """List the images of a new run and write its record."""
     if any(path.glob("part-*")):
         raise ValueError(f"{path} has Parquet files, but no {RECORD} of a run: choose a new folder")
+    check_results([path / LISTING])
     counts = _write_listing(path / LISTING, facts["source"], facts["rows_per_file"])
     with replacing(path / RECORD) as file:
         file.write(json.dumps({**facts, **counts}, indent=2).encode())
@@ -185,7 +186,7 @@ def _write_listing(path: Path, source: str | list[str], rows: int) -> dict[str, 
     """Write the list of images, a row group for each output file; return the numbers in it."""
     counts = {"files": 0, "images": 0, "records": 0}
     schema = pa.schema({"path": pa.binary()})  # names of files may have bytes that are not valid UTF-8
-    with replacing(path) as file, pq.ParquetWriter(file, schema) as writer:
+    with writing_result(path) as file, pq.ParquetWriter(file, schema) as writer:
         for has_records, names in itertools.groupby(images.find(source), images.is_records):
             while part := list(itertools.islice(names, 1 if has_records else rows)):
                 writer.write_table(pa.table([list(map(os.fsencode, part))], schema=schema), row_group_size=rows)

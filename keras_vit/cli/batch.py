@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from keras_vit._util.checks import as_path
+from keras_vit._util.checks import as_path, expand_home
 from keras_vit._util.files import MAX_BYTES, check_results, is_image
 from keras_vit._util.text import warn
 from keras_vit.cli import options
@@ -91,7 +91,7 @@ def search(
         from keras_vit.batch._search import write_contact_sheet
         from keras_vit.batch.folder import find_folder
 
-        folder = find_folder(Path(as_path(vectors, "vectors")).expanduser())
+        folder = find_folder(expand_home(as_path(vectors, "vectors")))
         chosen = {"model": model, "weights": weights} if model else _read_origin(folder, weights)
         [found] = batch.search(vectors, _embed_query(query, folder, chosen, accept_license), top=top)
         _warn_changed(folder)
@@ -132,7 +132,7 @@ def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_lice
 
 def _is_file(query: str) -> bool:
     try:
-        return Path(as_path(query, "query")).expanduser().is_file()
+        return expand_home(as_path(query, "query")).is_file()
     except ValueError:  # no file can have this name: a long text, or one such as "~5 red cars"
         return False
 

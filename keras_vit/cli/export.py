@@ -8,6 +8,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import option_names
+from keras_vit._util.files import check_folder_path, check_results, record_results
 from keras_vit._util.text import text_lines
 from keras_vit.cli import options
 from keras_vit.export.accelerators import PHONE_ACCELERATORS
@@ -47,7 +48,6 @@ def export(
     **given: Any,
 ) -> None:
     """Write a LiteRT (.tflite) file or a SavedModel, run it, and compare it with the model."""
-    from keras_vit._util.files import check_file_path, check_folder_path
     from keras_vit.export.modes import load_mode
     from keras_vit.model import task
 
@@ -64,7 +64,7 @@ def export(
     if is_saved_model:
         check_folder_path(to)
     else:
-        check_file_path(to)
+        check_results([to], inputs=filter(None, [found.resolved.source]))
         wanted = Options(**given)
         if not found.has_maps:
             wanted.check(found.config)
@@ -186,7 +186,9 @@ def convert(
     )
     with options.quiet():
         from keras_vit import converters
+        from keras_vit.converters.saving import check_target
 
+        check_target(target, to, found.resolved.source)
         path = converters.save(found.load(), target, format=to)
     options.echo(str(path))
 
@@ -202,6 +204,7 @@ def resize(
     """Interpolate the position embeddings of a checkpoint to another resolution, and its patches to another size."""
     from keras_vit import converters
     from keras_vit.converters.containers import find_weights, is_keras_file
+    from keras_vit.converters.saving import check_target
     from keras_vit.zoo.pretrained import fetch_source
 
     found = options.find_model(
@@ -216,6 +219,10 @@ def resize(
     if format is None and not is_keras_file(target):
         raise ValueError(f"{file.name} is resized into another .keras file. Received: {target}")
     _check_target(target, format)
+    if format is None:
+        check_results([target], inputs=[file])
+    else:
+        check_target(target, format, file)
     with options.quiet():
         if format is not None:
             target = converters.save(found.load(), target, format=format)
@@ -223,6 +230,7 @@ def resize(
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # the file appears complete or not at all
                 found.load().save(Path(folder) / target.name)
                 (Path(folder) / target.name).replace(target)
+            record_results(target)
     options.echo(str(target))
 
 

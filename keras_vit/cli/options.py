@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import Rule, field_rules, given
+from keras_vit._util.checks import Rule, expand_home, field_rules, given
 from keras_vit._util.files import image_files
 from keras_vit._util.text import GRAPH_NAMES, error_reason, printable, warn
 
@@ -353,9 +353,9 @@ def check_data(data: str, data_dir: Path | None) -> None:
     prepared = str(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
     name, slash, _ = data.partition("/")
     is_name = not name.startswith((".", "~")) and (
-        not slash or (name and (":/" in prepared or Path(prepared, name).expanduser().is_dir()))
+        not slash or (name and (":/" in prepared or Path(expand_home(prepared), name).is_dir()))
     )
-    if not is_name and "://" not in data and not Path(data).expanduser().is_dir():
+    if not is_name and "://" not in data and not expand_home(data).is_dir():
         raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r:.200}")
 
 

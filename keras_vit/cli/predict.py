@@ -3,9 +3,7 @@
 import colorsys
 import functools
 import json
-import struct
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from typer import Argument, Option
 
 from keras_vit import zoo
 from keras_vit._util.checks import given
-from keras_vit._util.files import MARK, check_regular, check_results, readable_images, replacing
+from keras_vit._util.files import check_regular, check_results, readable_images, writing_result
 from keras_vit._util.progress import track
 from keras_vit._util.text import abbreviated, printable, text_lines
 from keras_vit.cli import options
@@ -196,8 +194,8 @@ def _find_segments(model: Any, file: str, paths: tuple[Path, Path] | None, task:
     if paths is not None:
         write_png(paths[0], found.ids.astype(np.uint16)[..., None])
         write_png(paths[1], _overlay(pixels, found.ids, len(rows) + 1, [0]))
-        with replacing(paths[0].with_suffix(".json")) as written:
-            written.write(json.dumps({"software": MARK.decode(), "segments": rows}, indent=2).encode())
+        with writing_result(paths[0].with_suffix(".json")) as written:
+            written.write(json.dumps({"segments": rows}, indent=2).encode())
     return {"segments": rows}
 
 
@@ -227,15 +225,11 @@ def _depth_colours(found: np.ndarray) -> np.ndarray:
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write uint8 or uint16 (height, width, channels) as a PNG file that says who wrote it, complete or not at all."""
+    """Write uint8 or uint16 (height, width, channels) as a PNG file, complete or not at all."""
     import tensorflow as tf
 
-    content = tf.io.encode_png(pixels).numpy()
-    end = 33  # of the chunk that has to be the first
-    text = b"tEXtSoftware\0" + MARK
-    chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
-    with replacing(path) as file:
-        file.write(content[:end] + chunk + content[end:])
+    with writing_result(path) as file:
+        file.write(tf.io.encode_png(pixels).numpy())
 
 
 MAX_IMAGES = 16  # as in visualize.report_page

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util.checks import is_count, pair
-from keras_vit._util.files import MAX_JSON_BYTES, parse_object, replacing
+from keras_vit._util.files import MAX_JSON_BYTES, is_own, parse_object, writing_result
 from keras_vit._util.text import warn
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
@@ -72,17 +72,18 @@ def read_crop(weights: Path) -> tuple[int, int] | None:
 def save(weights: Path, values: Mapping[str, Any], json_config: JsonConfig) -> None:
     """Write the config.json of a file of weights, and the other JSON files of its format; each appears complete."""
     for path, part in _parts(weights.parent, values, json_config):
-        with replacing(path) as file:
+        with writing_result(path) as file:
             file.write(json.dumps({**part, _WRITTEN_BY: "keras_vit", _WEIGHTS: weights.name}, indent=2).encode())
 
 
 def check_overwrite(weights: Path, values: Mapping[str, Any], json_config: JsonConfig) -> None:
     """Raise if `save` would overwrite a file of another program; warn if keras_vit wrote the file for other weights."""
     for path, _ in _parts(weights.parent, values, json_config):
-        present = read_object(path) if path.is_file() else {_WRITTEN_BY: "keras_vit"}
-        if present.get(_WRITTEN_BY) != "keras_vit":
+        if not path.exists():
+            continue
+        if not is_own(path):
             raise CheckpointError(f"{path} belongs to another checkpoint: write into a folder of its own")
-        if _describes_other_file(present, weights):
+        if _describes_other_file(present := read_object(path), weights):
             warn(
                 f"keras_vit: {path} described {present[_WEIGHTS]} and now describes {weights.name}: other readers "
                 "would load the wrong config. Write each checkpoint into its own folder."

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_vit._util.checks import as_path
-from keras_vit._util.files import replacing
+from keras_vit._util.files import check_results, record_results, replacing
 from keras_vit._util.text import warn
 from keras_vit.converters import config_json
 from keras_vit.converters.containers import ITEM_BYTES, TYPE_CODES, quoted
@@ -92,6 +92,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     Raises:
         CheckpointError: the format cannot express the model, or its files have another suffix than `path`; the message
             says why, and nothing is written.
+        FileExistsError: there is a file of this name that keras_vit has not written, or that was changed since.
         TypeError: `model` is not a VisionTransformer.
 
     Example:
@@ -167,6 +168,7 @@ def convert(
     >>> keras_vit.converters.convert(path, "digits", format="huggingface").name
     'model.safetensors'
     """
+    check_target(Path(as_path(path, "path")), format, source)
     wanted: dict[str, Any] = {"image_size": image_size, "num_classes": num_classes, "patch_size": patch_size}
     model = load(source, config=config, format=source_format, **wanted)
     return save(model, path, format=format)
@@ -328,6 +330,21 @@ def _writable_table(format: str) -> Table:
     return table
 
 
+def target_file(path: Path, table: Table, *, has_json: bool) -> Path:
+    """Find the file of tensors: the path, or in a folder of a format with a config.json the usual name."""
+    return path / f"model.{table.container}" if has_json and (path.is_dir() or not path.suffix) else path
+
+
+def check_target(path: Path, format: str, source: str | os.PathLike[str] | None) -> None:
+    """Raise a FileExistsError if a file that `save` writes would replace one of the source's, or a foreign one."""
+    table = load_table(format)
+    file = target_file(path, table, has_json=table.json is not None)
+    names = [] if table.json is None else [table.json.file, *table.json.beside.values()]
+    beside = [file.parent / name for name in names if (file.parent / name).exists()]
+    if file.parent.is_dir():
+        check_results([file, *beside], inputs=[] if source is None else [source])
+
+
 def _write_files(
     path: Path,
     table: Table,
@@ -336,9 +353,9 @@ def _write_files(
     json_values: Mapping[str, Any] | None,
 ) -> Path:
     """Write the file of tensors, and the config.json beside it if the format has one."""
-    if json_values is not None and (path.is_dir() or not path.suffix):
-        path.mkdir(parents=True, exist_ok=True)
-        path = path / f"model.{table.container}"
+    path = target_file(path, table, has_json=json_values is not None)
+    if json_values is not None and not path.parent.exists():
+        path.parent.mkdir(parents=True)
     if path.is_dir() or not path.parent.is_dir():
         raise CheckpointError(f"A {table.format} file is written into a folder that exists. Received: {str(path)!r}")
     suffix = path.suffix.casefold()
@@ -349,10 +366,12 @@ def _write_files(
         )
     if json_values is not None and table.json is not None:
         config_json.check_overwrite(path, json_values, table.json)
+    check_results([path])
     if table.container == "npz":
         write_npz(path, tensors, metadata=metadata)
     else:
         write_safetensors(path, tensors, metadata={"format": "pt", **metadata})
+    record_results(path)
     if json_values is not None and table.json is not None:
         config_json.save(path, json_values, table.json)
     return path

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path, option_names
-from keras_vit._util.files import check_file_path, temporary_path
+from keras_vit._util.files import check_results, record_results, temporary_path
 from keras_vit.errors import VerificationError
 from keras_vit.export import samples
 from keras_vit.export.calibration import FileGraph
@@ -128,7 +128,7 @@ def _export(
     model: keras.Model, path: Path, options: Options, *, calibration: Any, images: Any, progress: bool
 ) -> Report:
     """Write the file and verify it on images; see `tflite`."""
-    check_file_path(path)
+    check_results([path])
     mode, options = _check_options(options, model, has_calibration=calibration is not None)
     if options.sizes:
         model = model.resized(**options.sizes)
@@ -161,6 +161,7 @@ def _export(
         if options.source_size is not None:
             resize_error = _resize_error(model, compared, options, work.with_name("resize"))
         work.replace(path)
+        record_results(path)
     return dataclasses.replace(
         report,
         path=path,

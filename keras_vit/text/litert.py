@@ -10,7 +10,7 @@ from typing import cast
 import keras
 import numpy as np
 
-from keras_vit._util.files import check_file_path, temporary_path
+from keras_vit._util.files import check_results, record_results, temporary_path, writing_result
 from keras_vit._util.progress import timed
 from keras_vit.errors import VerificationError
 from keras_vit.export import modes
@@ -53,7 +53,7 @@ def tflite(
 
     Args:
         encoder: a TextEncoder with its tokenizer.
-        path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
+        path: path of the file. It appears complete and verified, or not at all; an earlier export there is replaced.
         quantize: "none", "float16", or "dynamic" (int8 kernels and an int8 table of tokens).
         texts: texts on which the file and the encoder are compared, two or more that have different ids.
         threads: number of threads on which the file is timed.
@@ -66,7 +66,8 @@ def tflite(
         ValueError: the encoder has no tokenizer, the mode is another, or `texts` do not differ.
         VerificationError: the file does not compute what the encoder does.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file.
-        FileExistsError: the folder has the tokenizer of another model.
+        FileExistsError: the folder has the tokenizer of another model, or files of these names that keras_vit has not
+            written.
         ImportError: the packages of `pip install "keras-vit-zoo[litert]"` are missing.
 
     Example:
@@ -79,7 +80,6 @@ def tflite(
     if not isinstance(encoder, TextEncoder):
         raise TypeError(f"The model must be a TextEncoder. Received: {type(encoder).__name__}")
     path, mode = Path(path), modes.load_mode(quantize)
-    check_file_path(path)
     ids = encoder.tokenize(texts)
     if len(np.unique(ids, axis=0)) < 2:
         raise ValueError(f"texts must be two or more that have different ids. Received: {texts!r:.200}")
@@ -89,6 +89,8 @@ def tflite(
         raise ValueError(f"{path.name} is the tokenizer's file, which is written beside the model: choose another name")
     if beside.exists() and beside.read_bytes() != model:
         raise FileExistsError(f"{beside} is another model's tokenizer: write into a folder of its own")
+    test_vector = path.with_suffix(".test.json")
+    check_results([path, test_vector])
     with temporary_path(path) as work:
         outliers = find_outliers(encoder, ids, mode.smoothing)
         build_file(encoder, Options(storage=STORAGES[mode.storage], **outliers._asdict())).write(work)
@@ -111,9 +113,12 @@ def tflite(
             mode=mode.name,
         )
         check_thresholds(report, mode, has_classes=False)
-        beside.write_bytes(model)
+        if not beside.exists():
+            beside.write_bytes(model)
         vector = {"texts": list(texts), "ids": ids.tolist(), "embeddings": unit_length(expected).tolist()}
         content = json.dumps({**vector, **tokenizer.facts}, ensure_ascii=False)
-        path.with_suffix(".test.json").write_text(content, encoding="utf-8")
+        with writing_result(test_vector) as written:
+            written.write(content.encode())
         work.replace(path)
+        record_results(path)
     return dataclasses.replace(report, path=path)

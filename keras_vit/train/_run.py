@@ -21,7 +21,16 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import prepare, strategies
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.checkpoints import MISSING, Checkpoints, exclusive, make_folder, newest, plain_path, read_run
+from keras_vit.train.checkpoints import (
+    MISSING,
+    Checkpoints,
+    check_run_folder,
+    exclusive,
+    make_folder,
+    newest,
+    plain_path,
+    read_run,
+)
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.distill import Teacher, load_teacher
@@ -181,6 +190,9 @@ def run(
         data=data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
     )
 
+    if out is not None and strategies.is_chief(devices):
+        check_run_folder(plain_path(out))
+
     # The recipe; the model and the data that it is for, or those of an earlier run.
     earlier = None
     if isinstance(recipe, str | os.PathLike):
@@ -304,6 +316,8 @@ def _train_to_the_end(
     progress: bool,
 ) -> Result:
     """Restore the newest checkpoint, continue to the end, and write the files of the run."""
+    if out is not None and strategies.is_chief(state.strategy):
+        check_run_folder(plain_path(out))
     folder = None if out is None else make_folder(out)
     own_folder = folder if strategies.is_chief(state.strategy) else None
     is_probe = isinstance(state, Probe)

@@ -9,6 +9,7 @@ Paths are strings, because `pathlib` would change `gs://bucket` to `gs:/bucket`.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -34,6 +35,7 @@ from keras_vit.zoo.pretrained import load_any, resolve
 
 STEP = re.compile(r"step-(\d{8,})")
 MANIFEST = "manifest.json"
+RUN_FILES = ("model.keras", "best.keras", "best.json", "log.jsonl", "plot.png", "tensorboard")
 MISSING = "(not there)"  # in place of a fact
 # Errors of damaged files. TensorFlow compares each tensor with its CRC-32C when it reads it.
 DAMAGES = (tf.errors.OpError, ValueError, IndexError)
@@ -92,6 +94,24 @@ def as_os_error(message: str) -> Iterator[None]:
         raise OSError(
             f"{message}: {error_reason(text)[:300]}. Make room there if the disk is full, and start again."
         ) from error
+
+
+def check_run_folder(folder: str) -> None:
+    """Raise a FileExistsError for files of a run's names in a folder without that run's checkpoints.
+
+    A run makes the folder of its checkpoints first. If that is there, and empty, the run died before its first
+    checkpoint and begins again.
+    """
+    if _finished_steps(f"{folder}/checkpoints"):
+        return
+    names = RUN_FILES[:1] if tf.io.gfile.isdir(f"{folder}/checkpoints") else RUN_FILES
+    if found := [name for name in names if tf.io.gfile.exists(f"{folder}/{name}")]:
+        raise FileExistsError(
+            errno.EEXIST,
+            f"The folder has {', '.join(found)} and no checkpoint of a run, which training would replace. Move them "
+            "away, put the folder checkpoints/ of their run back, or choose another folder than",
+            folder,
+        )
 
 
 @contextlib.contextmanager

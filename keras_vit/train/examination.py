@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from keras_vit._util import html
 from keras_vit._util.checks import check_counts, is_count
-from keras_vit._util.files import check_results, replacing
+from keras_vit._util.files import check_results, writing_result
 from keras_vit._util.progress import track
 from keras_vit.model.labels import distinct
 from keras_vit.model.task import Classification
@@ -166,7 +166,7 @@ class Examination:
             contents.append(table.getvalue())
         Path(folder).mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, contents, strict=True):
-            with replacing(path) as file:
+            with writing_result(path) as file:
                 file.write(text.encode())
         return paths
 
@@ -222,7 +222,7 @@ def result_paths(folder: str | os.PathLike[str], *, predictions: bool) -> list[P
         raise NotADirectoryError(errno.ENOTDIR, "The examination needs a folder, and this is a file", str(target))
     paths = [target / name for name in ("examination.html", "examination.json", "predictions.csv")]
     if target.is_dir():
-        check_results(paths, owner=paths[0])
+        check_results(paths)
     return paths if predictions else paths[:2]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit._util import html
 from keras_vit._util.checks import as_path, check_counts
-from keras_vit._util.files import check_results, replacing
+from keras_vit._util.files import check_results, writing_result
 from keras_vit._util.html import COLOURS
 from keras_vit._util.progress import timed, track
 from keras_vit._util.text import byte_size, needs_extra, scaled
@@ -254,7 +254,7 @@ def report(
         card_lines=[] if isinstance(card, Mapping) else [(line, _indent(line)) for line in str(card).splitlines()],
         exports=[_model_row(inner, prepared[:1]), *map(_export_row, exports)] if exports else [],
     )
-    with replacing(target) as file:
+    with writing_result(target) as file:
         file.write(page.encode())
     return target
 

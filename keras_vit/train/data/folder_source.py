@@ -160,6 +160,8 @@ def normalize_name(word: str) -> str:
 
 def _class_names(root: str) -> list[str]:
     names = subfolders(root)
+    if runs := sorted({*_visible_folders(root)} - {*names}):
+        warn(f"{escaped(root)}: no classes, because they hold training runs: {abbreviated(runs)}")
     if not names:
         images = sum(map(is_image, list_files(root)[0]))
         content = f"{images:,} images, but no folders" if images else "no folders"
@@ -241,7 +243,17 @@ def _list_class(folder: str) -> tuple[list[str], list[str]]:
 
 
 def subfolders(folder: str) -> list[str]:
-    """List the visible folders in a folder, and links to folders, sorted."""
+    """List the visible folders in a folder, and links to folders, sorted, without those of training runs."""
+    return [name for name in _visible_folders(folder) if not holds_run(f"{folder}/{name}")]
+
+
+def holds_run(folder: str) -> bool:
+    """Check if a folder, or one in it, is the output folder of a training run, which is neither a class nor a split."""
+    folders = [folder, *(f"{folder}/{name}" for name in list_files(folder)[1] if name.endswith("/"))]
+    return any(is_folder(f"{path}/checkpoints") and tf.io.gfile.exists(f"{path}/log.jsonl") for path in folders)
+
+
+def _visible_folders(folder: str) -> list[str]:
     names = [name.rstrip("/") for names in list_files(folder) for name in names if is_visible(name)]
     return sorted(name for name in names if is_folder(f"{folder}/{name}"))
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.checks import as_path
+from keras_vit._util.checks import as_path, expand_home
 from keras_vit.model import task as tasks
 from keras_vit.model.vision_transformer import hash_weights
 from keras_vit.train.data import tfds_source
@@ -73,7 +73,7 @@ def _find_folder(name: str) -> str | None:
     """Find the folder at this path; None for the name of a data set."""
     if name == tfds_source.DIGITS:
         return None
-    path = name if "://" in name else str(Path(name).expanduser())
+    path = name if "://" in name else str(expand_home(name))
     if is_folder(path):
         return path.rstrip("/") or path
     if "://" in path or name.startswith(("/", ".", "~")) or Path(path).exists():

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._util.checks import expand_home
 from keras_vit._util.downloads import cache_folder
 from keras_vit._util.files import count_records, hash_files
 from keras_vit._util.text import error_reason, nearest, needs_extra, warn
@@ -295,7 +295,7 @@ def _prepare_digits(data_dir: str | None) -> Any:
     from keras_vit.train.data.digits_dataset_builder import Builder
 
     is_local = data_dir is not None and "://" not in data_dir  # remote file systems have no locks
-    folder = Path(data_dir).expanduser() if data_dir and is_local else cache_folder() / "tfds"
+    folder = expand_home(data_dir) if data_dir and is_local else cache_folder() / "tfds"
     try:
         if not (Builder(data_dir=folder).data_path / MARKER).exists():
             folder.mkdir(parents=True, exist_ok=True)
