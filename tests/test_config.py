@@ -65,9 +65,17 @@ WRONG: dict[str, tuple[Any, ...]] = {
     ),
     "preprocessing": (
         *(3, {"resize": "stretch"}, {"interpolation": "cubic"}, {"crop_fraction": 0}, {"crop_fraction": 1.1}),
-        *({"std": (0.0,)}, {"mean": (0.5, 0.5)}, {"mean": (), "std": ()}),
+        *({"std": (0.0,)}, {"mean": (0.5, 0.5)}, {"mean": (), "std": ()}, {"mean": (0.5,) * 3, "std": (0.5,) * 2}),
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"), [((0.485, 0.456, 0.406), (1.0,)), ((0.5,), (0.229, 0.224, 0.225)), ((0.1, 0.2, 0.3), (1, 1, 1))]
+)
+def test_a_mean_and_a_deviation_may_have_one_value_each_for_itself(mean: tuple[float, ...], std: Any) -> None:
+    ours = tiny(preprocessing={"mean": mean, "std": std}).preprocessing
+    assert (ours.mean, ours.std) == (mean * (3 // len(mean)), std * (3 // len(std)))
 
 
 @pytest.mark.parametrize("field", WRONG)

@@ -58,6 +58,13 @@ class Preprocessing(Checked):
     mean: tuple[Finite, ...] = (0.5,)
     std: tuple[Positive, ...] = (0.5,)
 
+    def _convert(self) -> None:
+        """Repeat one value for all if the other field has one for each channel: both then have equal lengths."""
+        mean, std = self.mean, self.std
+        if isinstance(mean, tuple) and isinstance(std, tuple) and 1 in (len(mean), len(std)):
+            self._set("mean", mean * (len(std) if len(mean) == 1 else 1))
+            self._set("std", std * (len(mean) if len(std) == 1 else 1))
+
     def _conflicts(self) -> Iterator[str]:
         if not self.mean or len(self.mean) != len(self.std):
             yield (
