@@ -203,9 +203,10 @@ def test_a_processors_sizes_are_those_of_its_class() -> None:
 
 
 def test_values_that_transformers_leaves_out_of_a_nested_config_are_its_defaults() -> None:
-    for format, kind in (("huggingface_siglip", "siglip"), ("huggingface_clip", "clip")):
+    for kind, gelu, epsilon in (("siglip", "gelu_tanh", 1e-6), ("clip", "gelu_quick", 1e-5)):
         values = {"vision_config": {"model_type": f"{kind}_vision_model"}}  # google/siglip-base-patch16-224 has no more
-        assert load_table(format).json.read(values) == {"num_heads": 12}
+        read = load_table(f"huggingface_{kind}").json.read(values)
+        assert read == {"num_heads": 12, "activation": gelu, "norm_epsilon": epsilon}
 
 
 def test_tensors_that_change_nothing_are_not_needed(tmp_path: Path) -> None:

@@ -53,8 +53,9 @@ def misses(model: Any, want: dict[str, np.ndarray], name: str, bound: float) -> 
 
 
 def facts_of(name: str) -> dict[str, Any] | None:
-    """Return what the official code told of a case: it loaded this one into a model without pre_logits."""
-    return {"representation_size": None} if name == "interp_prelogits_drop" else None
+    """Return what the official code told of a case: the size, and that it loaded one without pre_logits."""
+    size = {"image_size": reference.CASES[name]["image_size"]} if name in RESIZED else {}
+    return {"representation_size": None, **size} if name == "interp_prelogits_drop" else size
 
 
 @pytest.mark.parametrize("name", full_except([name for name in CASES if name != "hybrid_r50"], CASES))
@@ -103,7 +104,8 @@ def test_the_method_is_the_formats_own_wherever_the_model_goes(format: str, tmp_
     model = converters.load(path)
     prefix = model.config.position_prefix_tokens
     want = position.resize(values(model)["position/embedding"], (6, 5), prefix_tokens=prefix, method=METHODS[format])
-    for larger in (converters.load(path, image_size=(48, 40)), model.resized((48, 40))):
+    size = {"image_size": model.config.size}
+    for larger in (converters.load(path, config=size, image_size=(48, 40)), model.resized((48, 40))):
         assert larger.config.position_method == METHODS[format]
         assert np.array_equal(values(larger)["position/embedding"], want)
     model.save(tmp_path / "model.keras")
@@ -111,7 +113,7 @@ def test_the_method_is_the_formats_own_wherever_the_model_goes(format: str, tmp_
     assert np.array_equal(values(again)["position/embedding"], want)
     (tmp_path / "out").mkdir()
     name = f"file.{load_table(format).container}"
-    converted = converters.convert(path, tmp_path / "out" / name, format=format, image_size=(48, 40))
+    converted = converters.convert(path, tmp_path / "out" / name, format=format, config=size, image_size=(48, 40))
     assert np.array_equal(values(converters.load(converted))["position/embedding"], want)
 
 
@@ -119,7 +121,7 @@ def test_the_method_is_the_formats_own_wherever_the_model_goes(format: str, tmp_
 @pytest.mark.parametrize("source", full_except(["google"], ["google", "huggingface", "timm"]))
 def test_a_file_in_another_format_remembers_the_method_of_its_weights(source: str, tmp_path: Path) -> None:
     path = reference.checkpoint(OF_A_FORMAT[source])
-    direct = converters.load(path, image_size=(24, 56))
+    direct = converters.load(path, config={"image_size": 32}, image_size=(24, 56))
     for target in METHODS:
         (tmp_path / target).mkdir()
         detour = converters.load(

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from keras_vit import converters
+from keras_vit.converters.source import open_checkpoint
 from keras_vit.errors import CheckpointError
 from model_weights import assert_same_bits, values
 from reference_cases import distance
@@ -66,7 +67,15 @@ def test_a_naflex_vit_of_timm_has_the_numbers_of_the_fixed_one(tmp_path: Path) -
     (tmp_path / "naflex" / "config.json").write_text(json.dumps(said))
     found = converters.load(tmp_path / "naflex")
     assert found.config.position_method == "bicubic-antialias"
-    assert_same_bits(values(found), values(model))
+    assert found.config.size == (48, 48)  # as timm builds it; its images are resized to that
+    assert_same_bits(values(found), values(model.resized(48, method="bicubic-antialias")))
+    assert_same_bits(values(converters.load(tmp_path / "naflex", image_size=32)), values(model))
+    save_file(
+        tensors | {"embeds.pos_embed": positions[:, :8].reshape(1, 2, 4, -1)}, tmp_path / "naflex" / "model.safetensors"
+    )
+    assert converters.load(tmp_path / "naflex", image_size=(16, 32)).config.grid == (2, 4)
+    with open_checkpoint(tmp_path / "naflex") as checkpoint:
+        assert checkpoint.config.grid == (2, 4)  # the file has positions on two axes
     with pytest.raises(CheckpointError, match="only read"):
         converters.save(found, tmp_path / "back", format="timm_naflex")
     said["architecture"] = "naflexvit_base_patch16_radio_v3"

@@ -109,7 +109,7 @@ def test_a_card_of_a_file_of_timm_says_what_timm_says() -> None:
             "crop_fraction": published.crop_pct,
             **{key: channel_values(getattr(published, key)) for key in ("mean", "std")},
         }
-        implied = json_timm.read({"architecture": name})
+        implied = json_timm.read({"architecture": name}, {})
         differs = {key: (ours[key], theirs[key]) for key in ours if ours[key] != theirs[key]}
         differs |= {
             key: (getattr(config, key), value) for key, value in implied.items() if getattr(config, key) != value

@@ -90,7 +90,7 @@ PAPERS = {
 
 
 def test_the_name_of_an_entry_point_tells_what_its_tensors_do_not() -> None:
-    assert {name: json_timm.read({"architecture": name}) for name in NAMES} == NAMES
+    assert {name: json_timm.read({"architecture": name}, {}) for name in NAMES} == NAMES
     for name in cases.NOT_READ:
         with pytest.raises(CheckpointError, match=f"architecture '{name}' is not read"):
             json_timm.read({"architecture": name})

@@ -18,6 +18,7 @@ from keras_vit.model.config import ViTConfig
 _NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
 # Keys that keras_vit adds to the files it writes: who wrote it, and which file of weights it describes.
 _WRITTEN_BY, _WEIGHTS = "written_by", "weights"
+PROCESSOR, _PROCESSORS = "preprocessor_config.json", "processor_config.json"
 
 Json = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -33,6 +34,8 @@ class JsonConfig(NamedTuple):
     write: Callable[[ViTConfig], Fields] | None = None  # the inverse; None: such files are only read
     beside: Mapping[str, str] = {}  # key -> .json file in the same folder that holds its value
     file: str = "config.json"
+    others: Mapping[str, Callable[[Json], Fields]] = {}  # .json files that are read where `file` is missing
+    is_resized: bool = False  # whether the positions of its models are resized to the image size that it states
 
 
 # ---- files
@@ -53,16 +56,58 @@ def read_beside(weights: Path, json_config: JsonConfig) -> dict[str, Any]:
     """Read the config.json beside a file; {} if there is none, or that of another file."""
     path = weights.parent / json_config.file
     values = read_object(path) if path.is_file() else {}
-    if not values or _describes_other_file(values, weights):
+    if _describes_other_file(values, weights):
         return {}
-    others = {key: weights.parent / name for key, name in json_config.beside.items()}
-    return json_config.read(values | {key: read_object(other) for key, other in others.items() if other.is_file()})
+    others = {key: _read_other(weights.parent / name) for key, name in json_config.beside.items()}
+    others = {key: other for key, other in others.items() if other}
+    if not (values or others):
+        found = ((weights.parent / name, read) for name, read in json_config.others.items())
+        return next((read(read_object(path)) for path, read in found if path.is_file()), {})
+    return json_config.read(values | others)
+
+
+def _read_other(path: Path) -> dict[str, Any]:
+    """Read a file beside the config.json; {} if there is none."""
+    if path.name == PROCESSOR:
+        return read_processor(path.parent)
+    return read_object(path) if path.is_file() else {}
+
+
+def check_folder(weights: Path) -> None:
+    """Raise if a file beside the weights says that these alone are not the model: quantized, or with an adapter."""
+    path, adapter = weights.parent / "config.json", weights.parent / "adapter_config.json"
+    values = read_object(path) if path.is_file() else {}
+    if (stated := part(values, "quantization_config")) and not _describes_other_file(values, weights):
+        flags = [key for key, value in stated.items() if value is True and key.startswith("load_in_")]
+        method = stated.get("quant_method") or ("bitsandbytes" if flags else "a method that it does not name")
+        raise CheckpointError(
+            f"{path} has a quantization_config: the weights were quantized by {' '.join([str(method)[:100], *flags])}, "
+            "and only floats are read. In transformers: model = model.dequantize(), then model.save_pretrained(folder)"
+        )
+    if adapter.is_file():
+        stated = read_object(adapter)
+        kind, base = (str(stated.get(key))[:200] for key in ("peft_type", "base_model_name_or_path"))
+        raise CheckpointError(
+            f"{adapter} is that of an adapter of peft ({kind}) for {base!r}, and adapters are not applied. Merge it: "
+            "peft.PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(other_folder)"
+        )
+
+
+def read_processor(folder: Path) -> dict[str, Any]:
+    """Read the object of a folder's image processor; {} if there is none.
+
+    transformers 5 writes the processors of a pair into one file, which counts before the other.
+    """
+    for name, key in ((_PROCESSORS, "image_processor"), (PROCESSOR, None)):
+        values = read_object(folder / name) if (folder / name).is_file() else {}
+        if found := dict(part(values, key) if key else values):
+            return found
+    return {}
 
 
 def read_crop(weights: Path) -> tuple[int, int] | None:
     """Read the (height, width) to which the image processor beside a file of weights crops images."""
-    path = weights.parent / "preprocessor_config.json"
-    values = read_object(path) if path.is_file() else {}
+    values = read_processor(weights.parent)
     crop = values.get("crop_size") if values.get("do_center_crop", True) else None
     sides = [crop.get("height"), crop.get("width")] if isinstance(crop, Mapping) else [crop, crop]
     height, width = (side if is_count(side, least=1) else 0 for side in sides)

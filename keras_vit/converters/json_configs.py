@@ -7,20 +7,21 @@ for a config, and raises for a value that the program has no name for.
 
 import functools
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from keras_vit._util import files
 from keras_vit._util.checks import check_counts
+from keras_vit._util.text import warn
 from keras_vit.converters import json_timm as timm
+from keras_vit.converters import json_towers as towers
 from keras_vit.converters.config_json import (
+    PROCESSOR,
     Fields,
     Json,
     JsonConfig,
     Keys,
-    accept_any,
-    accept_only,
     channel_values,
     check_keys,
     fraction,
@@ -28,7 +29,6 @@ from keras_vit.converters.config_json import (
     part,
     per_channel,
     read_keys,
-    sides_of,
     spell,
     write_keys,
 )
@@ -36,6 +36,7 @@ from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
 _SIDES = ("height", "width")
+_PROCESSOR_KEYS = ("size", "crop_size", "do_center_crop", "image_mean", "image_std", "resample")
 _MOST_PIXELS = 4096  # of a side to which images are resized before they are cropped
 
 # ---- Hugging Face transformers
@@ -61,7 +62,7 @@ _PREPARED: dict[str, list[Any]] = {
     "do_normalize": [True],
     "rescale_factor": [0.00392156862745098],
 }
-_PROCESSOR_FILE = {"preprocessor": "preprocessor_config.json"}
+_PROCESSOR_FILE = {"preprocessor": PROCESSOR}
 _SIZES: Keys = {
     "hidden_size": "hidden_size",
     "num_hidden_layers": "num_layers",
@@ -111,8 +112,20 @@ _BEIT: Keys = {
 _VISION: Keys = {**_IMAGE, "attention_dropout": "attention_dropout_rate"}
 
 
+@functools.cache
+def _classes() -> dict[str, Any]:
+    return files.read_toml(files.data_folder("converters") / "transformers.toml")
+
+
+def _class_fields(values: Json, kind: Any = None) -> Fields:
+    """Look up what the class of a config.json has where keys are missing; {} if it does not name its class."""
+    kind = values.get("model_type", kind)
+    return {} if kind is None else implied_fields("model_type", kind, _classes()["types"])
+
+
 def _read_transformers(values: Json, keys: Keys) -> Fields:
-    return read_keys(values, {**keys, "id2label": ("labels", _labels), "preprocessor": ("preprocessing", _processor)})
+    keys = {**keys, "id2label": ("labels", _labels), "preprocessor": ("preprocessing", _processor)}
+    return {**_class_fields(values), **read_keys(values, keys)}
 
 
 def _labels(value: Any) -> tuple[str, ...] | None:
@@ -124,15 +137,34 @@ def _labels(value: Any) -> tuple[str, ...] | None:
 def _processor(values: Any) -> Fields:
     """Read the fields of Preprocessing in a preprocessor_config.json."""
     check_keys(values, _PREPARED, "preprocessor")
+    known = _classes()["keys"]
+    kind = str(values.get("image_processor_type") or values.get("feature_extractor_type") or "")
+    family = _classes()["processors"].get(re.sub("(ImageProcessor(Fast)?|FeatureExtractor)$", "", kind), {})
+    used = {*known["ignored"], *_PREPARED, *_PROCESSOR_KEYS}
+    others = {
+        key: value
+        for key, value in values.items()
+        if value is not None and key not in used and value not in known["neutral"].get(key, ())
+    }
+    if kind and not family:
+        others["image_processor_type"] = kind
+    if others:
+        listed = ", ".join(f"{key}={value!r:.60}" for key, value in others.items())
+        warn(
+            f"keras_vit: the file of the image processor says {listed}, which is not read: the pixels may differ from "
+            "the program's that wrote it. Compare model.preprocess(image) with it, or state preprocessing in config="
+        )
+    if family:
+        values = {"resample": family["filter"], **values}
     keys: Keys = {
         "image_mean": ("mean", channel_values),
         "image_std": ("std", channel_values),
         "resample": ("interpolation", _PILLOW),
     }
-    return {**_processor_sizes(values), **read_keys(values, keys, "preprocessor.")}
+    return {**_processor_sizes(values, family), **read_keys(values, keys, "preprocessor.")}
 
 
-def _processor_sizes(values: Any) -> Fields:
+def _processor_sizes(values: Any, family: Mapping[str, Any]) -> Fields:
     size, crop = values.get("size"), values.get("crop_size")
     if not size:
         return {}
@@ -143,6 +175,11 @@ def _processor_sizes(values: Any) -> Fields:
     check_counts(**dict(zip(keys, sides, strict=False)))
     if max(sides) > _MOST_PIXELS:
         raise ValueError(f"images are resized to at most {_MOST_PIXELS} pixels")
+    named = {"resize": "squash" if keys is _SIDES else "crop"}
+    # An old file has a single number: of the sides that its class means, or else that the format's table names.
+    resize = named if stated is size else {key: family[key] for key in named if key in family}
+    if not crop and values.get("do_center_crop", family.get("crops")):
+        return resize  # a crop of a size that the file does not say
     cropped = sides
     if crop and values.get("do_center_crop", True):
         cropped = [crop, crop] if isinstance(crop, int) else [crop[key] for key in _SIDES]
@@ -151,8 +188,6 @@ def _processor_sizes(values: Any) -> Fields:
     share = fraction(min(part / side for part, side in zip(cropped, sides, strict=True)))
     if any(math.floor(part / share + 1e-6) != side for part, side in zip(cropped, sides, strict=True)):
         raise ValueError("size and crop_size have the same aspect ratio")
-    # An old file has a single number: of the sides that the format's table names.
-    resize = {} if stated is not size else {"resize": "squash" if keys is _SIDES else "crop"}
     return {**resize, "crop_fraction": share}
 
 
@@ -200,7 +235,8 @@ def read_vit(values: Json) -> Fields:
     for inside in ("encoder", "image_config"):  # of a VisionEncoderDecoderModel, of FLAVA
         if isinstance(values.get(inside), dict):
             preprocessing = read_keys(values, {"preprocessor": ("preprocessing", _processor)})
-            return {**read_keys(values[inside], _VIT, f"{inside}."), **preprocessing}
+            tower = values[inside]
+            return {**_class_fields(tower, "vit"), **read_keys(tower, _VIT, f"{inside}."), **preprocessing}
     return _read_transformers(values, _VIT)
 
 
@@ -279,16 +315,16 @@ def _read_tower(values: Json, inside: str, keys: Keys, names: Mapping[str, Field
     }
 
 
-def _read_vision(values: Json, **names: Fields | str) -> Fields:
-    default: Fields = {"num_heads": 12}
-    names = {"clip_vision_model": default, "siglip_vision_model": default, **names}
-    fields = _read_tower(values, "vision_config", _VISION, names)
-    return {**fields, **read_keys(values, {"preprocessor": ("preprocessing", _processor)})}
-
-
-def read_clip(values: Json) -> Fields:
-    """Read the config.json of CLIPVisionModel, CLIPVisionModelWithProjection, CLIPModel, CLIPForImageClassification."""
-    return {**_read_vision(values), **read_keys(values, {"id2label": ("labels", _labels)})}
+def read_vision(values: Json) -> Fields:
+    """Read the config.json of CLIPVisionModel, SiglipVisionModel, and of their pairs and classifiers."""
+    tower = part(values, "vision_config") if "vision_config" in values else values
+    keys: Keys = {"preprocessor": ("preprocessing", _processor), "id2label": ("labels", _labels)}
+    fields = {**_class_fields(tower, values.get("model_type")), **read_keys(tower, _VISION, "vision_config.")}
+    if tower.get("model_type") == "siglip2_vision_model":  # of any grid; its positions are those of a square
+        fields |= read_keys(
+            tower, {"num_patches": ("image_size", lambda count: math.isqrt(count) * tower["patch_size"])}
+        )
+    return {**fields, **read_keys(values, keys)}
 
 
 def write_clip(config: ViTConfig) -> Fields:
@@ -297,12 +333,6 @@ def write_clip(config: ViTConfig) -> Fields:
     if config.num_classes:
         name, others = "CLIPVisionModelWithProjection", {"projection_dim": config.num_classes}
     return _write_transformers(config, _VISION, "clip_vision_model", name, "CLIPImageProcessor", **others)
-
-
-def read_siglip(values: Json) -> Fields:
-    """Read the config.json of SiglipVisionModel, SiglipForImageClassification and SiglipModel."""
-    naflex: Fields = {"num_heads": 12, "position_method": "bilinear-antialias"}  # of any grid, also of a fixed one
-    return {**_read_vision(values, siglip2_vision_model=naflex), **read_keys(values, {"id2label": ("labels", _labels)})}
 
 
 def write_siglip(config: ViTConfig) -> Fields:
@@ -337,133 +367,9 @@ def read_siglip_text(values: Json) -> Fields:
     return _read_tower(values, "text_config", {**_TEXT, "projection_size": "projection_size"}, names)
 
 
-# ---- Keras Hub
-
-
-def read_keras_hub(values: Json) -> Fields:
-    """Read the config.json of Keras Hub's ViTBackbone, and the task.json and image_converter.json beside it."""
-    keys: Keys = {
-        "image_shape": ("image_size", lambda shape: sides_of(shape, 0)),
-        "patch_size": "patch_size",
-        "num_layers": "num_layers",
-        "num_heads": "num_heads",
-        "hidden_dim": "hidden_size",
-        "mlp_dim": "mlp_dim",
-        "dropout_rate": "dropout_rate",
-        "attention_dropout": "attention_dropout_rate",
-        "layer_norm_epsilon": "norm_epsilon",
-        "use_class_token": "class_token",
-        "use_patch_bias": "patch_bias",
-        "use_mha_bias": "qkv_bias",
-    }
-    task, converter = part(values, "task"), part(values, "image_converter")
-    return {
-        **read_keys(part(values, "config"), keys, "config."),
-        **read_keys(part(task, "config"), {"num_classes": "num_classes"}, "task.config."),
-        **read_keys(task, {"config": ("classifier", _keras_hub_pooling)}, "task."),
-        **read_keys(converter, {"config": ("preprocessing", _image_converter)}, "image_converter."),
-    }
-
-
-def _keras_hub_pooling(value: Any) -> str:
-    """Read the pooling of a ViTImageClassifier."""
-    pooling = value["pooling"]
-    if pooling not in ("token", "gap"):
-        raise ValueError("pooling must be token or gap")
-    if pooling == "gap" and value["backbone"]["config"]["use_class_token"]:
-        raise ValueError("its mean includes the class token, unlike keras_vit's")
-    return str(pooling)
-
-
-def _image_converter(value: Any) -> Fields:
-    """Convert Keras Hub's ImageConverter, pixel * scale + offset for pixels of 0 to 255, to fields of Preprocessing."""
-    if value["pad_to_aspect_ratio"]:
-        raise ValueError("images are padded, which keras_vit does not do")
-    scale = 255 * np.atleast_1d(np.float64(1 if value["scale"] is None else value["scale"]))
-    offset = np.atleast_1d(np.float64(0 if value["offset"] is None else value["offset"]))
-    with np.errstate(all="raise"):
-        mean, std = np.broadcast_arrays(-offset / scale, 1 / scale)
-    return {
-        "resize": "crop" if value["crop_to_aspect_ratio"] else "squash",
-        "interpolation": value["interpolation"],
-        "antialias": value["antialias"],
-        "mean": tuple(mean.tolist()),
-        "std": tuple(std.tolist()),
-    }
-
-
-# ---- open_clip
-
-_QUICK_GELU: Keys = {"quick_gelu": ("activation", {True: "gelu_quick", False: "gelu_erf"})}
-
-
-def read_open_clip(values: Json) -> Fields:
-    """Read the image tower of an open_clip_config.json."""
-    model, prepared = part(values, "model_cfg"), part(values, "preprocess_cfg")
-    tower = part(model, "vision_cfg")
-    keys: Keys = {
-        "image_size": "image_size",
-        "patch_size": "patch_size",
-        "width": "hidden_size",
-        "layers": "num_layers",
-    }
-    others = {
-        **accept_any("head_width ls_init_value mlp_ratio no_ln_pre patch_dropout output_tokens"),
-        "pool_type": ["tok"],
-        "final_ln_after_pool": [False],
-    }
-    check_keys(tower, others, "model_cfg.vision_cfg", keys)
-    preparation: Keys = {
-        "mean": ("mean", channel_values),
-        "std": ("std", channel_values),
-        "interpolation": "interpolation",
-        "resize_mode": ("resize", {"shortest": "crop", "squash": "squash"}),
-    }
-    preprocessing = read_keys(prepared, preparation, "preprocess_cfg.")
-    return {
-        "activation": "gelu_erf",
-        # open_clip/model.py
-        **read_keys(
-            model, {"vision_cfg": ("num_heads", lambda it: it["width"] // it.get("head_width", 64))}, "model_cfg."
-        ),
-        **read_keys(model, _QUICK_GELU, "model_cfg."),
-        **read_keys(tower, keys, "model_cfg.vision_cfg."),
-        **({"preprocessing": preprocessing} if preprocessing else {}),
-    }
-
-
-def read_open_clip_text(values: Json) -> Fields:
-    """Read the text tower of an open_clip_config.json."""
-    model = part(values, "model_cfg")
-    tower, place = part(model, "text_cfg"), "model_cfg.text_cfg"
-    keys: Keys = {
-        "context_length": "max_length",
-        "vocab_size": "vocab_size",
-        "width": "hidden_size",
-        "heads": "num_heads",
-        "layers": "num_layers",
-        "pool_type": ("pooling", {"argmax": "end", "eos": "end", "last": "last", "first": "first"}),
-        "eos_id": "end_token",
-        "no_causal_mask": ("causal", {True: False, False: True}),
-    }
-    others = {
-        **accept_any("act_kwargs hf_tokenizer_name ls_init_value mlp_ratio norm_kwargs output_tokens pad_id proj_bias"),
-        **accept_any("tokenizer_kwargs"),
-        **accept_only(False, "embed_cls final_ln_after_pool"),
-        "proj_type": ["linear", "none"],
-    }
-    check_keys(tower, others, place, keys)
-    gelu: Keys = {"approximate": ("activation", {"tanh": "gelu_tanh", "none": "gelu_erf"})}
-    return {
-        "num_heads": 8,
-        "activation": "gelu_erf",
-        **read_keys(model, {"embed_dim": "projection_size", **_QUICK_GELU}, "model_cfg."),
-        **read_keys(tower, keys, f"{place}."),
-        **read_keys(part(tower, "norm_kwargs"), {"eps": "norm_epsilon"}, f"{place}.norm_kwargs."),
-        **read_keys(part(tower, "act_kwargs"), gelu, f"{place}.act_kwargs."),
-    }
-
-
+# Pairs of open_clip with a tower of timm.
+_OPEN_CLIP = {"open_clip_config.json": towers.read_open_clip_timm}
+_OPEN_CLIP_EVA = {"open_clip_config.json": functools.partial(towers.read_open_clip_timm, defaults=timm.EVA)}
 # Name, as in `json` of a format's table -> its functions.
 JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "huggingface": JsonConfig(read_vit, write_vit, _PROCESSOR_FILE),
@@ -474,19 +380,21 @@ JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "huggingface_dinov2_registers": _with_ratio("dinov2_with_registers", "Dinov2WithRegisters", _DINOV2_REGISTERS),
     "huggingface_pixio": _with_ratio("pixio", "Pixio", _PIXIO),
     "huggingface_dinov3": JsonConfig(read_dinov3, write_dinov3, _PROCESSOR_FILE),
-    "huggingface_clip": JsonConfig(read_clip, write_clip, _PROCESSOR_FILE),
-    "huggingface_siglip": JsonConfig(read_siglip, write_siglip, _PROCESSOR_FILE),
+    "huggingface_clip": JsonConfig(read_vision, write_clip, _PROCESSOR_FILE),
+    "huggingface_siglip": JsonConfig(read_vision, write_siglip, _PROCESSOR_FILE),
     "huggingface_clip_text": JsonConfig(read_clip_text),
     "huggingface_siglip_text": JsonConfig(read_siglip_text),
-    "keras_hub": JsonConfig(read_keras_hub, None, {"task": "task.json", "image_converter": "image_converter.json"}),
-    "open_clip": JsonConfig(read_open_clip, file="open_clip_config.json"),
-    "open_clip_text": JsonConfig(read_open_clip_text, file="open_clip_config.json"),
-    "timm": JsonConfig(timm.read, timm.write_vit),
-    "timm_beit": JsonConfig(timm.read, timm.write_beit),
-    "timm_bit": JsonConfig(timm.read, timm.write_bit),
-    "timm_eva": JsonConfig(timm.read, timm.write_eva),
-    "timm_naflex": JsonConfig(timm.read_naflex, None),
-    "timm_rope": JsonConfig(timm.read, timm.write_rope),
+    "keras_hub": JsonConfig(
+        towers.read_keras_hub, None, {"task": "task.json", "image_converter": "image_converter.json"}
+    ),
+    "open_clip": JsonConfig(towers.read_open_clip, file="open_clip_config.json"),
+    "open_clip_text": JsonConfig(towers.read_open_clip_text, file="open_clip_config.json"),
+    "timm": JsonConfig(timm.read, timm.write_vit, others=_OPEN_CLIP),
+    "timm_beit": JsonConfig(timm.read, timm.write_beit, others=_OPEN_CLIP),
+    "timm_bit": JsonConfig(functools.partial(timm.read, defaults={}), timm.write_bit),
+    "timm_eva": JsonConfig(functools.partial(timm.read, defaults=timm.EVA), timm.write_eva, others=_OPEN_CLIP_EVA),
+    "timm_naflex": JsonConfig(timm.read, None, is_resized=True),
+    "timm_rope": JsonConfig(functools.partial(timm.read, defaults=timm.EVA), timm.write_rope, others=_OPEN_CLIP_EVA),
     "timm_mixer": JsonConfig(timm.read, timm.write_mixer),
-    "timm_relpos": JsonConfig(timm.read, timm.write_relpos),
+    "timm_relpos": JsonConfig(timm.read, timm.write_relpos, others=_OPEN_CLIP),
 }

@@ -103,6 +103,13 @@ _OTHER_ARGS = {
 }
 
 
+# What the classes have where neither their entry point nor an argument says it.
+_BLOCKS: Fields = {"activation": "gelu_erf", "norm_epsilon": 1e-6, "pool_heads": None, "pool_prefix": False}
+_ROTARY: Fields = {"rotary_grid": None, "rotary_interleaved": False, "rotary_offset": 0.0, "rotary_axes": "yx"}
+VIT: Fields = {**_BLOCKS, **_ROTARY, "rotary_theta": None, "position_method": "bicubic-antialias"}
+EVA: Fields = {**_BLOCKS, **_ROTARY, "final_norm": "tokens"}  # its entry points say whether it is rotary
+
+
 def _side(value: Any) -> int:
     if len(value) != 2 or value[0] != value[1]:
         raise ValueError("both sides are equal")
@@ -114,9 +121,11 @@ def _names() -> dict[str, Any]:
     return files.read_toml(files.data_folder("converters") / "timm_names.toml")
 
 
-def read(values: Json) -> Fields:
-    """Read the config.json of a model of timm: what its entry point implies, then what its arguments say."""
+def read(values: Json, defaults: Fields | None = None) -> Fields:
+    """Read the config.json of a model of timm: its class's defaults, what its entry point implies, its arguments."""
     arguments, prepared = part(values, "model_args"), part(values, "pretrained_cfg")
+    is_old = "architecture" in values and "pretrained_cfg" not in values  # timm 0.5 and 0.6 have its keys on top
+    prepared = values if is_old else prepared
     keys = {**_VIT_ARGS, **_ROPE_ARGS}
     check_keys(arguments, _OTHER_ARGS, "model_args", keys)
     preparation: Keys = {
@@ -127,8 +136,18 @@ def read(values: Json) -> Fields:
         "interpolation": ("interpolation", _INTERPOLATIONS),
     }
     preprocessing = read_keys(prepared, preparation, "pretrained_cfg.")
+    if preprocessing:
+        preprocessing = {"resize": "crop", **preprocessing}  # timm's default
+    described: Fields = {
+        **read_keys(values if is_old else {}, {"labels": ("labels", _labels)}),
+        **read_keys(prepared, {"label_names": ("labels", _labels)}, "pretrained_cfg."),
+        **read_keys(values, {"label_names": ("labels", _labels)}),
+        **({"preprocessing": preprocessing} if preprocessing else {}),
+    }
+    if "architecture" not in values:  # the other keys mean different things in different classes
+        return described
     size: Keys = {"input_size": ("image_size", lambda shape: sides_of(shape, 1))}
-    implied = implied_fields("architecture", values.get("architecture"), _names())
+    implied = implied_fields("architecture", values["architecture"], _names())
     top = read_keys(values, _TOP)
     if arguments.get("pool_include_prefix") and top.get("classifier", "token") != "map":
         raise CheckpointError("config.json: model_args.pool_include_prefix is read only with attention pooling")
@@ -137,7 +156,7 @@ def read(values: Json) -> Fields:
         **top,
         **read_keys(prepared, size, "pretrained_cfg."),
         **read_keys(arguments, keys, "model_args."),
-        **({"preprocessing": preprocessing} if preprocessing else {}),
+        **described,
         **_absent_norm(arguments),
     }
     if "rope_type" in arguments and "rotary_axes" not in implied:  # DINOv3 and EVA-02 have further arguments
@@ -146,14 +165,15 @@ def read(values: Json) -> Fields:
         if not fields["rotary_interleaved"]:
             raise CheckpointError("config.json: model_args.rope_rotate_half is not read with rope_type='mixed'")
         fields |= {"rotary_grid": 0, "rotary_offset": 0.0}
-    if "rotary_theta" in implied and fields.get("classifier") == "map":  # Eva's attention pools all tokens
-        return {"pool_prefix": True, **fields}
-    return fields
+    pools_all = "rotary_theta" in implied and fields.get("classifier") == "map"  # Eva's attention pools all tokens
+    usual = VIT if defaults is None else defaults
+    return {**usual, **({"pool_prefix": True} if pools_all else {}), **fields}
 
 
-def read_naflex(values: Json) -> Fields:
-    """Read the config.json of timm's NaFlexVit, whose positions have a grid of their own, whatever the image's size."""
-    return {name: value for name, value in read(values).items() if name != "image_size"}
+def _labels(value: Any) -> tuple[str, ...]:
+    """Read the names of classes in a list, or in {"0": "cat", "1": "dog"}."""
+    names = value if isinstance(value, list) else [value[str(number)] for number in range(len(value))]
+    return tuple(str(name) for name in names)
 
 
 def _absent_norm(arguments: Json) -> Fields:

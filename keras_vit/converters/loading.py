@@ -17,11 +17,11 @@ from keras_vit._util.checks import given
 from keras_vit._util.text import nearest, warn
 from keras_vit.converters.config_json import check_keras_facts, keras_errors, read_crop, saved_arguments
 from keras_vit.converters.containers import KerasContainer, find_weights, is_keras_file, read_keras_config
+from keras_vit.converters.facts import to_facts
 from keras_vit.converters.source import (
     Checkpoint,
     check_size,
     open_checkpoint,
-    to_facts,
 )
 from keras_vit.converters.table import (
     PATCHES,
@@ -85,6 +85,8 @@ def load(
         check_keras_facts(config=config, format=format)
         return _load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
     with open_checkpoint(file, facts=to_facts(config), format=format, wanted_size=image_size) as checkpoint:
+        if checkpoint.image_size is not None:
+            changes = {"image_size": checkpoint.image_size, **changes}
         model = build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
         if image_size is None:
             _report_size(checkpoint)

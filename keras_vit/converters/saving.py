@@ -16,11 +16,10 @@ from keras_vit._util.files import check_results, record_results, replacing
 from keras_vit._util.text import warn
 from keras_vit.converters import config_json
 from keras_vit.converters.containers import ITEM_BYTES, TYPE_CODES, quoted
+from keras_vit.converters.facts import NOTE_KEY, KnownFields, asked_for
 from keras_vit.converters.loading import as_array, load, variables_by_path
 from keras_vit.converters.source import (
-    NOTE_KEY,
     ZERO_ROWS_KEY,
-    KnownFields,
     Shapes,
     infer,
     read_features,
@@ -231,7 +230,8 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     json_values = write(config) if write else None
     json_fields = table.json.read(json_values) if table.json and json_values else {}
     # A reader is told what only a config.json or the note in the file states.
-    asked = {"num_heads", *table.required, *({"position_prefix", "classifier"} & json_fields.keys())}
+    asked = {"num_heads", *asked_for(table, {}, is_described=True)}
+    asked |= {"position_prefix", "classifier"} & json_fields.keys()
     told = {name: getattr(config, name) for name in sorted(asked - set(table.config))}
     told_size = {**told, "image_size": config.image_size}
     missing = (json_fields.keys() - tensor_fields(shapes).keys()) | told.keys() if table.layout == "torch" else set()
@@ -239,7 +239,7 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
         inferred = infer(shapes, table, KnownFields(row_fields=rows, recorded_fields=told))
     except CheckpointError:  # no position embedding, or a grid that is not square
         inferred = infer(shapes, table, KnownFields(row_fields=rows, recorded_fields=told_size))
-        missing = {*missing, "image_size"}
+    missing = {*missing, "image_size", "preprocessing"}  # files of other programs do not say them
     unstated = {name: value for name, value in told_size.items() if name not in json_fields}
     read_back = infer(shapes, table, KnownFields(row_fields=rows, json_fields=json_fields, caller_fields=unstated))
     inexact = _compare(config, read_back, table)

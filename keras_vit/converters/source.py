@@ -6,14 +6,13 @@ import functools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from keras_vit import position
 from keras_vit._util import files
 from keras_vit.converters.config_json import (
+    check_folder,
     check_json,
     check_keras_facts,
     fitting_labels,
@@ -29,12 +28,28 @@ from keras_vit.converters.containers import (
     open_files,
     read_keras_config,
 )
-from keras_vit.converters.table import MAX_LAYERS, MatchedTensors, Table, fields_of_rows, formats, load_table
+from keras_vit.converters.facts import (
+    KnownFields,
+    asked_for,
+    check_asked,
+    describe_assumed,
+    merge_fields,
+    read_note,
+    to_facts,
+)
+from keras_vit.converters.table import (
+    MAX_LAYERS,
+    PATCHES,
+    POSITION,
+    MatchedTensors,
+    Table,
+    fields_of_rows,
+    formats,
+    load_table,
+)
 from keras_vit.errors import CheckpointError as CheckpointError
-from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
+from keras_vit.model.config import ResNetConfig, ViTConfig, check_fields
 
-# Metadata of a file: the note, fields that its format has no place for. Other readers ignore it.
-NOTE_KEY = "keras_vit"
 ZERO_ROWS_KEY = "keras_vit_empty_rows"  # position rows of zeros were added, because the format has them
 # A model may have this many times the weights of its file, because formats leave out biases that are zero, and this
 # many values in a fixed position embedding besides.
@@ -53,24 +68,8 @@ _REQUIRED = {
     "block_0/token_mlp/dense1/kernel": (2,),
 }
 _TOKEN_KERNEL = "block_0/token_mlp/dense1/kernel"  # (tokens, tokens_mlp_dim)
+_AS_TRAINED = "config={'image_size': (height, width)} as it was trained (--config image_size=[HEIGHT,WIDTH])"
 _LAYER_SCALE = 1e-5  # the usual initial value; no file states it
-
-
-@dataclass(frozen=True)
-class KnownFields:
-    """Fields of ViTConfig that are known about a file besides its tensors' shapes; later ones override earlier ones."""
-
-    row_fields: Mapping[str, Any] = field(default_factory=dict)  # implied by the presence of tensors
-    json_fields: Mapping[str, Any] = field(default_factory=dict)  # stated in its config.json
-    recorded_fields: Mapping[str, Any] = field(default_factory=dict)  # noted by keras_vit, if it wrote the file
-    caller_fields: Mapping[str, Any] = field(default_factory=dict)  # stated by the caller
-    expected: Mapping[str, Any] = field(default_factory=dict)  # of the caller's architecture; if nothing else states it
-    image_size: Any = None  # that the caller wants; used for files that do not state their own
-
-    @property
-    def is_described(self) -> bool:
-        """Whether a config.json or a note says what the tensors do not."""
-        return bool(self.json_fields or self.recorded_fields)
 
 
 class Checkpoint(NamedTuple):
@@ -82,7 +81,13 @@ class Checkpoint(NamedTuple):
     config: ViTConfig  # at the image size it was trained at
     has_zero_rows: bool = False  # whether zero position rows for the prefix tokens were added when it was written
     assumed: str = ""  # a warning for those who use the weights
-    is_described: bool = True  # whether a config.json or a note says what the tensors do not
+    known: KnownFields = KnownFields()  # what else than its tensors says
+
+    @property
+    def image_size(self) -> Any:
+        """Size of the images, if another file states it apart from the size of the positions; else None."""
+        is_apart = self.table.json is not None and self.table.json.is_resized
+        return self.known.json_fields.get("image_size") if is_apart else None
 
     @property
     def written(self) -> ViTConfig:
@@ -105,6 +110,7 @@ def open_checkpoint(
     expects) and `wanted_size` (the image size the caller wants) are used only where nothing else states them.
     """
     file = find_weights(path)
+    check_folder(file)
     with open_files(file) as container:
         table = load_table(format) if format else recognise(container)
         for name in table.names.beside:
@@ -112,8 +118,9 @@ def open_checkpoint(
                 container.join(open_container(file.parent / name))
         tensors = table.match(container.headers)
         try:
+            rows = fields_of_rows(source.row for source in tensors.sources.values())
             known_fields = KnownFields(
-                row_fields=fields_of_rows(source.row for source in tensors.sources.values()),
+                row_fields={**rows, **_grid_fields(container, tensors)},
                 json_fields={} if table.json is None else read_beside(file, table.json),
                 recorded_fields=read_note(container.metadata),
                 caller_fields=facts or {},
@@ -126,8 +133,17 @@ def open_checkpoint(
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
         has_zero_rows = config.position_prefix and ZERO_ROWS_KEY in container.metadata
-        assumed = _assumed(file, table, config, known_fields)
-        yield Checkpoint(container, table, tensors, config, has_zero_rows, assumed, known_fields.is_described)
+        assumed = describe_assumed(file, table, config, known_fields)
+        yield Checkpoint(container, table, tensors, config, has_zero_rows, assumed, known_fields)
+
+
+def _grid_fields(container: Container, tensors: MatchedTensors) -> dict[str, Any]:
+    """Find the image size of positions that lie on two axes in the file, which tells their grid."""
+    positions, patches = tensors.sources.get(POSITION), tensors.shapes.get(PATCHES, ())[:2]
+    if positions is None or not positions.row.is_flat or len(patches) < 2:
+        return {}
+    rows, columns = container.headers[positions.tensor].shape[1:3]
+    return {"image_size": (rows * patches[0], columns * patches[1])}
 
 
 def recognise(container: Container, tower: str = "") -> Table:
@@ -149,16 +165,6 @@ def recognise(container: Container, tower: str = "") -> Table:
         "keras_vit.converters.formats() or a .toml table of your own; model.load_weights reads what model.save_weights "
         "wrote"
     )
-
-
-def read_note(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Read the fields of ViTConfig in a file's note; raise a CheckpointError if the note is damaged."""
-    try:
-        fields = files.parse_object(metadata.get(NOTE_KEY, "{}"))
-        check_fields(fields)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"has a damaged note of its config: {str(error)[:200]}") from error
-    return fields
 
 
 # ---- from shapes to the config
@@ -194,16 +200,18 @@ def _all_fields(shapes: Shapes, table: Table, known_fields: KnownFields) -> dict
     is_resnet = not table.has_row("embedding/kernel")  # without blocks; its width is that of the feature map
     own = {name: value for name, value in tensor_fields(shapes).items() if not (is_resnet and name == "hidden_size")}
     own |= {name: value for name, value in table.config.items() if name in own}
-    json_fields = known_fields.json_fields
+    json_fields, stated = known_fields.json_fields, known_fields.stated
     check_json(json_fields, own)
     if own["layer_scale"] is not None:
         own["layer_scale"] = json_fields.get("layer_scale", own["layer_scale"])
-    stated = {name: value for name, value in json_fields.items() if name not in own or name == "classifier"}
-    stated |= {**known_fields.row_fields, **known_fields.recorded_fields, **known_fields.caller_fields}
-    fields = _merge_fields(table.defaults, table.implied(shapes), own, stated)
-    asked = [*table.required, *(() if known_fields.is_described else table.asked_for(fields))]
+    others = {name: value for name, value in json_fields.items() if name not in own or name == "classifier"}
+    told = (others, known_fields.row_fields, known_fields.recorded_fields, known_fields.caller_fields)
+    fields = merge_fields(table.defaults, table.implied(shapes), own, *told)
+    asked = []
+    if not known_fields.recorded_fields:
+        asked = asked_for(table, fields, is_described=known_fields.is_described)
     expected = {name: value for name, value in known_fields.expected.items() if name not in stated}
-    check_required(table, {**expected, **stated}, asked)
+    check_asked(table, {**expected, **stated, **_heads_of_tensors(shapes)}, asked)
     fields |= {name: expected[name] for name in asked if name in expected}
     fields["num_heads"] = find_num_heads(shapes, table, stated.get("num_heads"), expected.get("num_heads"))
     fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=is_resnet or bool(stated.get("resnet")))
@@ -211,6 +219,7 @@ def _all_fields(shapes: Shapes, table: Table, known_fields: KnownFields) -> dict
         fields["hidden_size"] = fields["resnet"].channels
     fields["classifier"] = _classifier(fields, is_stated="classifier" in stated)
     fields["labels"] = fitting_labels(fields.get("labels"), fields["num_classes"])
+    _check_grid(shapes, fields, known_fields)
     fields["position_prefix"] = _position_prefix(shapes, fields)
     fields["image_size"] = _image_size(shapes, fields, known_fields.image_size)
     return fields
@@ -253,44 +262,12 @@ def read_features() -> dict[str, Any]:
     return files.read_toml(files.data_folder("converters") / "features.toml")
 
 
-def check_required(table: Table, stated: Mapping[str, Any], asked: Sequence[str]) -> None:
-    """Raise if neither a config.json nor the caller states a field that the tensors of a format do not tell."""
-    if unknown := list(dict.fromkeys(name for name in asked if name not in stated)):
-        pairs = ", ".join(f"'{name}': ..." for name in unknown)
-        raise CheckpointError(
-            f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
-            f"does: pass config={{{pairs}}} ({' '.join(f'--config {name}=...' for name in unknown)})"
-        )
-
-
-def _assumed(file: Path, table: Table, config: ViTConfig, known_fields: KnownFields) -> str:
-    """Name the fields that no tensor and nobody states, and that most files of a format have in common; "" for none."""
-    names = [name for name in table.assumed if name not in {**known_fields.caller_fields, **known_fields.expected}]
-    if not names or known_fields.is_described:
-        return ""
-    values = ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
-    return f"keras_vit: {file.name} has no config.json: {values} is assumed, as most {table.format} files have it"
-
-
-def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge fields; later sources override earlier ones. preprocessing and resnet are merged field by field."""
-    merged: dict[str, Any] = {}
-    for source in sources:
-        for name, value in source.items():
-            earlier = merged.get(name)
-            if isinstance(earlier, Preprocessing | ResNetConfig) and isinstance(value, Mapping):
-                value = dataclasses.replace(earlier, **value)
-            merged[name] = value
-    return merged
-
-
 def find_num_heads(shapes: Shapes, table: Table, stated: int | None, expected: int | None) -> int:
     """Number of heads that the tensors have, or else that is stated, or else expected."""
-    kernel = shapes.get("block_0/attention/query/kernel", shapes.get("pool/attention/query/kernel"))
-    if kernel is None:  # no attention
+    kernel = _query_kernel(shapes)
+    if not kernel:  # no attention
         return 1 if stated is None else stated
-    columns = _bias_shape(shapes)[-1:]  # a number for each head
-    known = kernel[1] if len(kernel) == 3 else columns[0] if columns else stated
+    known = _heads_of_tensors(shapes).get("num_heads", stated)
     found = expected if known is None else known
     if found is None:
         raise CheckpointError(
@@ -300,6 +277,16 @@ def find_num_heads(shapes: Shapes, table: Table, stated: int | None, expected: i
     if stated not in (None, found):
         raise CheckpointError(f"has {found} attention heads. Received: num_heads={stated}")
     return found
+
+
+def _query_kernel(shapes: Shapes) -> tuple[int, ...]:
+    return shapes.get("block_0/attention/query/kernel", shapes.get("pool/attention/query/kernel", ()))
+
+
+def _heads_of_tensors(shapes: Shapes) -> dict[str, int]:
+    """Find num_heads in an axis of the kernels or in the relative biases; {} if there are none."""
+    kernel, columns = _query_kernel(shapes), _bias_shape(shapes)[-1:]  # a number for each head
+    return {"num_heads": kernel[1]} if len(kernel) == 3 else {"num_heads": columns[0]} if columns else {}
 
 
 def _bias_shape(shapes: Shapes) -> tuple[int, ...]:
@@ -353,12 +340,35 @@ def _position_prefix(shapes: Shapes, fields: Mapping[str, Any]) -> bool:
     if fields.get("image_size") is not None:
         height, width = _probe(fields, image_size=fields["image_size"]).grid
         return rows != height * width
-    if prefix and _is_square(rows) == _is_square(rows - prefix):
+    if prefix and not (_is_square(rows) or _is_square(rows - prefix)):
+        raise CheckpointError(_no_square(f"position embedding {shapes[POSITION]}"))
+    if prefix and _is_square(rows) and _is_square(rows - prefix):
         raise CheckpointError(
             f"does not say whether its {rows} position embeddings include {prefix} prefix tokens: "
             "pass config={'position_prefix': True or False} (--config position_prefix=true)"
         )
     return not _is_square(rows)
+
+
+def _check_grid(shapes: Shapes, fields: Mapping[str, Any], known_fields: KnownFields) -> None:
+    """Raise if another grid than a square is wanted of a table whose grid nobody states.
+
+    As many rows can be those of several grids: 9 x 16 patches have as many as 12 x 12.
+    """
+    tables = (shapes.get(POSITION), _bias_shape(shapes), shapes.get(_TOKEN_KERNEL))
+    is_known = fields.get("image_size") is not None or "image_size" in known_fields.expected or not any(tables)
+    if is_known or known_fields.image_size is None:
+        return
+    rows, columns = _probe(fields, image_size=known_fields.image_size).grid
+    if rows != columns:
+        raise CheckpointError(
+            f"does not say the grid of its positions, and {rows} x {columns} patches are wanted, which are no square: "
+            f"pass {_AS_TRAINED}"
+        )
+
+
+def _no_square(name: str) -> str:
+    return f"its {name} does not fill a square grid: pass {_AS_TRAINED}"
 
 
 def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
@@ -369,10 +379,7 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
     if not (mixed or rows) and fields["relative_bias"] != "none" and fields["relative_bias_mlp_dim"] is None:
         offsets = _bias_shape(shapes)[0] - position.bias_rows((1, 1), probe.num_prefix_tokens) + 1
         if not _is_square(offsets) or offsets % 2 == 0:
-            raise CheckpointError(
-                f"its {offsets} relative biases are not those of a square grid: pass config={{'image_size': (height, "
-                "width)} as it was trained (--config image_size=[HEIGHT,WIDTH])"
-            )
+            raise CheckpointError(_no_square(f"table of {offsets} relative biases"))
         rows = (((math.isqrt(offsets) + 1) // 2) ** 2 + probe.position_prefix_tokens,)
     if not (mixed or rows):
         if wanted is None:
@@ -382,10 +389,7 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
     tokens = mixed[0] - probe.num_prefix_tokens if mixed else math.prod(rows) - probe.position_prefix_tokens
     if not _is_square(tokens):
         name = f"token MLP for {mixed[0]} tokens" if mixed else f"position embedding {shapes['position/embedding']}"
-        raise CheckpointError(
-            f"its {name} does not fill a square grid: pass config={{'image_size': (height, width)}} as it was trained "
-            "(--config image_size=[HEIGHT,WIDTH])"
-        )
+        raise CheckpointError(_no_square(name))
     side = math.isqrt(tokens)
     return side * probe.stride[0], side * probe.stride[1]
 
@@ -491,10 +495,3 @@ def detect(path: str | os.PathLike[str]) -> str:
     """
     with open_files(find_weights(path)) as container:
         return recognise(container).format
-
-
-def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Convert facts about a file to a dict."""
-    if not isinstance(config, ViTConfig | Mapping | None):
-        raise ValueError(f"config must be a ViTConfig or a dict of its fields. Received: {config!r:.200}")
-    return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})

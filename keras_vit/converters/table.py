@@ -20,7 +20,6 @@ from keras_vit._util.checks import as_path, table_problems
 from keras_vit.converters.config_json import JsonConfig
 from keras_vit.converters.containers import Header
 from keras_vit.converters.json_configs import JSON_CONFIGS
-from keras_vit.errors import CheckpointError
 from keras_vit.model.config import Preprocessing, ResNetConfig, TextConfig, ViTConfig, check_fields
 
 MAX_LAYERS = 256  # no model has more blocks; a header can claim a stack of any number of empty ones
@@ -138,9 +137,7 @@ class _File(TypedDict):
     detect_absent: NotRequired[list[str]]
     beside: NotRequired[list[str]]
     renumber: NotRequired[list[str]]
-    required: NotRequired[list[str]]
-    asks: NotRequired[list[dict[str, Any]]]
-    assumed: NotRequired[list[str]]
+    unstated: NotRequired[list[dict[str, Any]]]
     zeros: NotRequired[list[str]]
     spelled: NotRequired[dict[str, str]]
     stacked: NotRequired[dict[str, str]]
@@ -214,11 +211,7 @@ class Table:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # values that its users choose, such as preprocessing
     without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # variable -> fields its absence implies
     zeros: tuple[str, ...] = ()  # variables that are zero where a file has no tensor for them
-    required: tuple[str, ...] = ()  # fields that config.json or the caller must state
-    # Without a config.json: rules by fields of a file (what the caller must state, or which other model it may be), and
-    # fields that are assumed with a warning.
-    asks: tuple[Mapping[str, Any], ...] = ()
-    assumed: tuple[str, ...] = ()
+    unstated: tuple[Mapping[str, Any], ...] = ()  # rules for what no tensor states, see facts.py
     refused: tuple[Mapping[str, Any], ...] = ()  # combinations of values that the format cannot hold
     json: JsonConfig | None = None  # None for a format without a config.json
     writable: bool = True
@@ -298,17 +291,6 @@ class Table:
             if variable not in variables:
                 fields |= implied
         return fields
-
-    def asked_for(self, fields: Mapping[str, Any]) -> list[str]:
-        """List the fields that must be stated of a file without a config.json; refuse one that may be another model."""
-        told = {"fields", "may_be"}
-        rules = [rule for rule in self.asks if all((fields.get(key) or False) == rule[key] for key in {*rule} - told)]
-        if other := next((rule["may_be"] for rule in rules if "may_be" in rule), None):
-            raise CheckpointError(
-                f"has no config.json and may be {other}: a model of the same tensors that is not in this package. "
-                "Put its config.json beside the file"
-            )
-        return [name for rule in rules for name in rule["fields"]]
 
     def is_zero_without_tensor(self, variable: str) -> bool:
         """Whether a variable is zero in files that have no tensor for it."""

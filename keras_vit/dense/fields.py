@@ -1,11 +1,13 @@
 """Derive the fields of a MapConfig from what published models state: config files, names, shapes."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from keras_vit._util.checks import pair
-from keras_vit.converters.config_json import read_object
+from keras_vit._util.text import warn
+from keras_vit.converters.config_json import read_object, read_processor
 from keras_vit.converters.containers import Container
 from keras_vit.dense.config import four_blocks, last_blocks
 from keras_vit.errors import CheckpointError
@@ -14,7 +16,8 @@ from keras_vit.model.config import ResNetConfig, ViTConfig
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 PILLOW_BICUBIC: dict[str, Any] = {"interpolation": "bicubic", "antialias": True, "round_pixels": True}
 # Part of a file's name -> greatest depth in metres.
-_MAX_DEPTHS = {"nyu": 10.0, "kitti": 80.0, "hypersim": 20.0, "vkitti": 80.0}
+_MAX_DEPTHS = {"hypersim": 20.0, "vkitti": 80.0, "nyu": 10.0, "kitti": 80.0}
+_RELATIVE_NAME = re.compile(r"depth_anything(_v2)?_vit[a-z]\d*")  # of the authors' files of relative depth
 _INTERPOLATIONS = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 Fields = dict[str, Any]
@@ -80,8 +83,7 @@ def read_eomt(container: Container, values: Mapping[str, Any]) -> Fields:
 
 def eomt_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, Fields]:
     """Read the fields of Preprocessing and of a MapConfig from a preprocessor_config.json (EomtImageProcessor)."""
-    path = folder / "preprocessor_config.json"
-    values: Fields = read_object(path) if path.is_file() else {}
+    values = read_processor(folder)
     for key in ("do_resize", "do_rescale", "do_normalize"):
         check_value(values, key, (True, None))
     check_value(values, "rescale_factor", (1 / 255, None))
@@ -118,8 +120,7 @@ def huggingface_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, 
 
     Without one the sides are those of the model, and the rest is transformers' default.
     """
-    path = folder / "preprocessor_config.json"
-    values: Fields = read_object(path) if path.is_file() else {"size": {"height": size[0], "width": size[1]}}
+    values = read_processor(folder) or {"size": {"height": size[0], "width": size[1]}}
     scale = 1.0 if values.get("do_rescale", True) else 255.0  # the mean is of pixels up to 255 then
     try:
         preparation = {
@@ -157,7 +158,17 @@ def depth_anything_fields(path: Path, config: ViTConfig, stated: Mapping[str, An
             "does not say whether it is Depth Anything V1 or V2, nor does its name: pass blocks=(2, 5, 8, 11) for V2 "
             f"(4 11 17 23 for L), the last four for V1. Received: {path.name!r:.200}"
         )
-    depth = stated.get("max_depth") or (_depth_from_name(path) if "metric" in name else None)
+    depth = stated.get("max_depth") or _depth_from_name(path)
+    if depth is None and "metric" in name:
+        raise CheckpointError(
+            "does not say its greatest depth, and its name says that it is metric: pass max_depth= in metres (20 for "
+            f"Hypersim and indoors, 80 for VKITTI and outdoors). Received: {path.name!r:.200}"
+        )
+    if depth is None and not _RELATIVE_NAME.fullmatch(path.stem.casefold()):
+        warn(
+            f"keras_vit: {path.name} does not say whether its depth is metric, nor does its name: max_depth=None is "
+            "assumed, relative depth, in which larger is nearer. Pass max_depth= in metres if it is metric"
+        )
     framing = {"framing": "least", "multiple": 14, "size": (518, 518), "result": "bilinear-corners"}
     return {"blocks": blocks, "max_depth": depth, "activation": "sigmoid" if depth else "relu", **framing}
 

@@ -11,7 +11,7 @@ from typing import Any
 from keras_vit._util import files
 from keras_vit._util.checks import as_path, given, warn_renamed
 from keras_vit.converters import config_json, loading, source
-from keras_vit.converters.config_json import keras_errors, plain_arguments, read_object
+from keras_vit.converters.config_json import check_folder, keras_errors, plain_arguments, read_object
 from keras_vit.converters.containers import (
     Container,
     KerasContainer,
@@ -20,6 +20,7 @@ from keras_vit.converters.containers import (
     open_files,
     read_keras_config,
 )
+from keras_vit.converters.facts import KnownFields
 from keras_vit.converters.source import check_size
 from keras_vit.converters.table import Table, fields_of_rows, load_table
 from keras_vit.dense.config import MapConfig, fetch_card, read_backbone_config
@@ -166,6 +167,7 @@ def load(
     if isinstance(backbone, str | os.PathLike):
         backbone = _load_backbone(Path(backbone))
     stated = given(blocks=blocks, max_depth=max_depth)
+    check_folder(file)
     with open_files(file) as container:
         head = _find_head_table(container)
         prefix = next((start for start in _BACKBONES if any(name.startswith(start) for name in container.headers)), "")
@@ -245,7 +247,7 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
     own = values.get(inside) if inside else values
     width = shapes.get("encoder_norm/gamma", (0,))[0]
     heads = _DEFAULT_HEADS if values else width // _HEAD_SIZE
-    known_fields = source.KnownFields(
+    known_fields = KnownFields(
         row_fields=fields_of_rows(tensor.row for tensor in tensors.sources.values()),
         json_fields=_json_fields(values, own, table),
         expected={"num_heads": heads} if heads else {},
@@ -281,7 +283,7 @@ def _load_eomt(container: Container, head: Table) -> DenseModel:
     table = dataclasses.replace(table, names=dataclasses.replace(table.names, spelled=spelled))
     tensors = table.match(container.headers)
     values, shapes = read_eomt(container, stated), tensors.shapes
-    known_fields = source.KnownFields(
+    known_fields = KnownFields(
         row_fields=fields_of_rows(tensor.row for tensor in tensors.sources.values()),
         json_fields=_json_fields(values, values, table),
     )

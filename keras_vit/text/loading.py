@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from keras_vit.converters.config_json import check_json, check_keras_facts, read_beside
+from keras_vit.converters.config_json import check_folder, check_json, check_keras_facts, read_beside
 from keras_vit.converters.containers import Container, find_weights, is_keras_file, open_files
+from keras_vit.converters.facts import asked_for, check_asked
 from keras_vit.converters.loading import (
     assign_tensors,
     check_tensors,
@@ -20,7 +21,6 @@ from keras_vit.converters.loading import (
 from keras_vit.converters.source import (
     Checkpoint,
     Shapes,
-    check_required,
     find_num_heads,
     recognise,
 )
@@ -75,6 +75,7 @@ def load(
     if is_keras_file(file):
         check_keras_facts(config=config, format=format, tokenizer=tokenizer)
         return _load_keras(file, dtype, allow_nonfinite=allow_nonfinite)
+    check_folder(file)
     with open_files(file) as container:
         table = load_table(format, "text") if format else recognise(container, "text")
         tensors = table.match(container.headers)
@@ -126,7 +127,7 @@ def infer(shapes: Shapes, table: Table, json_fields: Mapping[str, Any], facts: M
     }
     check_json(json_fields, known)
     stated = {**json_fields, **facts}
-    check_required(table, stated, table.required)
+    check_asked(table, stated, asked_for(table, known))
     heads = find_num_heads(shapes, table, stated.get("num_heads"), None)
     try:
         return TextConfig(**{**table.defaults, **table.config, **stated, **known, "num_heads": heads})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_vit._util.checks import as_path, given, warn_renamed
+from keras_vit._util.text import warn
 from keras_vit.errors import FileUnavailableError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, canonical_name, check_fields
@@ -26,7 +27,7 @@ _NAME_WITH_SLASH = re.compile(r"[^/]+/\d\w*")  # "ViT-B/16", or almost
 _REMOTE_CHECKPOINT = re.compile(
     r"(?P<folder>(?:https?|gs|hf)://.+/)(?:[^/]+\.safetensors|pytorch_model\.bin)(?P<revision>@[^#]+)?(?:#.*)?"
 )
-_CONFIG_FILES = ("config.json", "preprocessor_config.json")
+_CONFIG_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
 _FILE_CHANGES = ("image_size", "num_classes", "patch_size")  # fields of ViTConfig that `converters.load` changes
 # The fields in which a file must agree with the name that it is loaded by.
 _ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "num_layers", "tokens_mlp_dim")
@@ -253,8 +254,10 @@ def load_resolved(
     with open_checkpoint(path, expected=vars(expected), wanted_size=changes.get("image_size")) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
         # Of a published file that nothing describes, the card knows better than its format's defaults.
-        is_described = checkpoint.is_described or resolved.published is None
+        is_described = checkpoint.known.is_described or resolved.published is None
         unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes), is_described=is_described)
+        if checkpoint.assumed and resolved.published is None:
+            warn(checkpoint.assumed)
         return build(checkpoint, {**unstated, **changes}, dtype=dtype)
 
 
