@@ -25,8 +25,8 @@ DATA = Path(__file__).parent / "data"
 ASKED = re.compile(r"'(\w+)': ")
 # Fields that change no output: how a model is trained, and what its outputs are called.
 UNCOMPARED = {"attention_dropout_rate", "dropout_rate", "head_bias_init", "labels", "layer_scale", "stochastic_depth"}
-# What the programs take where a key is missing: they read such a file, and so do we. Key = {part of the name of the class
-# or the entry point: fields}; of several the last counts.
+# What the programs take where a key is missing: they read such a file, and so do we. Key = {part of the name of the
+# class or the entry point: fields}; of several the last counts.
 PROGRAMS: dict[str, dict[str, dict[str, Any]]] = {
     "hidden_act": {
         "": {"activation": "gelu_erf"},
@@ -62,7 +62,16 @@ def folders() -> list[Path]:
     found = {
         path.parent for pattern in ("config.json", "open_clip_config.json") for path in DATA.glob(f"*/*/{pattern}")
     }
-    return sorted(folder for folder in found if (folder / "model.safetensors").exists())
+    return sorted(folder for folder in found if (folder / "model.safetensors").exists() and is_image_model(folder))
+
+
+def is_image_model(folder: Path) -> bool:
+    """Whether converters.load reads a folder: some have a text tower alone, or a head for maps."""
+    try:
+        with warnings.catch_warnings(action="ignore"), open_checkpoint(folder):
+            return True
+    except CheckpointError:
+        return False
 
 
 def read(folder: Path) -> dict[str, Any]:

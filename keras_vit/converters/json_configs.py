@@ -139,7 +139,7 @@ def _processor(values: Any) -> Fields:
     check_keys(values, _PREPARED, "preprocessor")
     known = _classes()["keys"]
     kind = str(values.get("image_processor_type") or values.get("feature_extractor_type") or "")
-    family = _classes()["processors"].get(re.sub("(ImageProcessor(Fast)?|FeatureExtractor)$", "", kind), {})
+    family = _family(kind)
     used = {*known["ignored"], *_PREPARED, *_PROCESSOR_KEYS}
     others = {
         key: value
@@ -162,6 +162,14 @@ def _processor(values: Any) -> Fields:
         "resample": ("interpolation", _PILLOW),
     }
     return {**_processor_sizes(values, family), **read_keys(values, keys, "preprocessor.")}
+
+
+def _family(kind: str) -> Mapping[str, Any]:
+    """Look up what a class of image processors has where keys are missing; {} for an unknown one."""
+    found: Mapping[str, Any] = _classes()["processors"].get(
+        re.sub("(ImageProcessor(Fast)?|FeatureExtractor)$", "", kind), {}
+    )
+    return found
 
 
 def _processor_sizes(values: Any, family: Mapping[str, Any]) -> Fields:
@@ -206,11 +214,12 @@ def _write_transformers(config: ViTConfig, keys: Keys, kind: str, name: str, pro
     sides = [math.floor(side / ours.crop_fraction + 1e-6) for side in config.size]
     height_width = dict(zip(_SIDES, sides, strict=True))
     crop = {"do_center_crop": True, "crop_size": dict(zip(_SIDES, config.size, strict=True))}
+    whole = {"do_center_crop": False} if _family(processor).get("crops") else {}
     prepared = {
         "image_processor_type": processor,
         **{key: value for key, (value,) in _PREPARED.items()},
         "size": {"shortest_edge": min(sides)} if ours.resize == "crop" else height_width,
-        **({} if ours.resize == "squash" and ours.crop_fraction == 1 else crop),
+        **(whole if ours.resize == "squash" and ours.crop_fraction == 1 else crop),
         "image_mean": per_channel(ours.mean, config),
         "image_std": per_channel(ours.std, config),
         "resample": spell("preprocessing.interpolation", ours.interpolation, _PILLOW),
@@ -395,6 +404,6 @@ JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "timm_eva": JsonConfig(functools.partial(timm.read, defaults=timm.EVA), timm.write_eva, others=_OPEN_CLIP_EVA),
     "timm_naflex": JsonConfig(timm.read, None, is_resized=True),
     "timm_rope": JsonConfig(functools.partial(timm.read, defaults=timm.EVA), timm.write_rope, others=_OPEN_CLIP_EVA),
-    "timm_mixer": JsonConfig(timm.read, timm.write_mixer),
+    "timm_mixer": JsonConfig(functools.partial(timm.read, defaults=timm.BLOCKS), timm.write_mixer),
     "timm_relpos": JsonConfig(timm.read, timm.write_relpos, others=_OPEN_CLIP),
 }

@@ -104,10 +104,10 @@ _OTHER_ARGS = {
 
 
 # What the classes have where neither their entry point nor an argument says it.
-_BLOCKS: Fields = {"activation": "gelu_erf", "norm_epsilon": 1e-6, "pool_heads": None, "pool_prefix": False}
+BLOCKS: Fields = {"activation": "gelu_erf", "norm_epsilon": 1e-6, "pool_heads": None, "pool_prefix": False}
 _ROTARY: Fields = {"rotary_grid": None, "rotary_interleaved": False, "rotary_offset": 0.0, "rotary_axes": "yx"}
-VIT: Fields = {**_BLOCKS, **_ROTARY, "rotary_theta": None, "position_method": "bicubic-antialias"}
-EVA: Fields = {**_BLOCKS, **_ROTARY, "final_norm": "tokens"}  # its entry points say whether it is rotary
+VIT: Fields = {**BLOCKS, **_ROTARY, "rotary_theta": None, "position_method": "bicubic-antialias"}
+EVA: Fields = {**BLOCKS, **_ROTARY, "final_norm": "tokens"}  # its entry points say whether it is rotary
 
 
 def _side(value: Any) -> int:
