@@ -13,10 +13,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from keras_vit import converters
+from keras_vit.dense.fields import depth_anything_fields
 from keras_vit.errors import CheckpointError
 from keras_vit.model.vision_transformer import VisionTransformer
 from model_weights import assert_same_bits, values
-from tiny_models import built
+from tiny_models import built, tiny
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
@@ -225,3 +226,59 @@ def test_a_grid_that_can_be_a_square_or_not_is_asked_for(tmp_path: Path) -> None
             assert "image_size=(32, 32)" in said
             assert format != "timm" or f"position_prefix={rows != 3}" in said
         assert not loaded(file)[1]  # keras_vit's own has a note of it
+
+
+# ---- depth
+
+
+def test_a_name_says_whether_depth_is_metric_or_a_warning_says_what_is_assumed() -> None:
+    def read(name: str, **stated: Any) -> tuple[float | None, str, str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fields = depth_anything_fields(Path(name), tiny(num_layers=4), stated)
+        return fields["max_depth"], fields["activation"], "".join(str(each.message) for each in caught)
+
+    for name in ("depth_anything_v2_vits.pth", "depth_anything_vitl14.pth"):
+        assert read(name) == (None, "relu", "")
+    for name in ("depth_anything_v2_metric_hypersim_vits.pth", "hypersim_v2.pth"):
+        assert read(name) == (20.0, "sigmoid", "")
+    assert read("depth_anything_v2_metric_vkitti_vitl.pth")[0] == 80.0
+    assert read("my_v2.pth", max_depth=5.0) == (5.0, "sigmoid", "")
+    depth, _, said = read("my_v2.pth")
+    assert depth is None
+    assert "max_depth=None is assumed, relative depth" in said
+    with pytest.raises(CheckpointError, match="name says that it is metric: pass max_depth="):
+        read("my_metric_v2.pth")
+
+
+# ---- Meta's Perception Encoders in open_clip's names
+
+
+def test_a_file_in_the_names_of_open_clip_without_a_last_norm_may_be_rotary(tmp_path: Path) -> None:
+    width, names = 32, {"ln_pre.weight": 32, "ln_pre.bias": 32, "class_embedding": 32}
+    shapes: dict[str, Any] = {name: (size,) for name, size in names.items()}
+    shapes |= {"conv1.weight": (width, 3, 8, 8), "positional_embedding": (17, width)}
+    for i in range(2):
+        block = f"transformer.resblocks.{i}"
+        shapes |= {f"{block}.{name}": (width,) for norm in (1, 2) for name in (f"ln_{norm}.weight", f"ln_{norm}.bias")}
+        shapes |= {f"{block}.attn.in_proj_weight": (96, width), f"{block}.attn.in_proj_bias": (96,)}
+        shapes |= {f"{block}.attn.out_proj.weight": (width, width), f"{block}.attn.out_proj.bias": (width,)}
+        shapes |= {f"{block}.mlp.c_fc.weight": (64, width), f"{block}.mlp.c_fc.bias": (64,)}
+        shapes |= {f"{block}.mlp.c_proj.weight": (width, 64), f"{block}.mlp.c_proj.bias": (width,)}
+    random = np.random.default_rng(0)
+    file = tmp_path / "pe.safetensors"
+    save_file({f"visual.{name}": random.normal(size=shape).astype("f4") for name, shape in shapes.items()}, file)
+    rotary = {
+        "rotary_theta": 1e4,
+        "rotary_grid": 4,
+        "rotary_interleaved": True,
+        "rotary_offset": 1.0,
+        "rotary_axes": "xy",
+    }
+    facts = {"num_heads": 4, "activation": "gelu_erf"}
+    with pytest.raises(CheckpointError) as error:
+        converters.load(file, config=facts)
+    assert all(f"'{name}': ..." in str(error.value) for name in ("classifier", *rotary))
+    found, said = loaded(file, config={**facts, **rotary, "classifier": "token"})
+    assert (found.config.rotary_theta, found.config.final_norm) == (1e4, "none")
+    assert "norm_epsilon=1e-05" in said
