@@ -56,8 +56,9 @@ def load(
             run, which stands for the model.keras in it.
         config: facts about the *file* that it cannot state itself: `num_heads` if the format folds the heads (timm and
             Hugging Face without config.json), `classifier` "unpooled" or "token_unpooled", the `image_size` it was
-            trained at if its grid is not square, `representation_size` None to leave out the file's pre_logits (and
-            its head). A dict states the fields it names; a ViTConfig states every field, its defaults included.
+            trained at if its grid is not square, `preprocessing` such as {"mean": [0.5], "std": [0.5]},
+            `representation_size` None to leave out the file's pre_logits (and its head). A dict states the fields it
+            names; a ViTConfig states every field, its defaults included.
         image_size: *wanted*, int or (height, width) in pixels; position embeddings are interpolated once.
         num_classes: *wanted*; if it differs from the file's, the head is new and zero; 0 means no head.
         patch_size: *wanted*, int or (height, width) in pixels; the kernel is resized as for `model.resized`.
