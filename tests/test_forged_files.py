@@ -29,8 +29,8 @@ import reference_cases as reference
 from keras_vit import converters
 from keras_vit._util import files
 from keras_vit.converters.containers import open_container
-from keras_vit.converters.saving import write_npz
 from keras_vit.converters.facts import NOTE_KEY
+from keras_vit.converters.saving import write_npz
 from model_weights import values
 
 KERAS = Path(__file__).parent / "data" / "saved" / "model.keras"

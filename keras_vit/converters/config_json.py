@@ -18,6 +18,7 @@ from keras_vit.model.config import ViTConfig
 _NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
 # Keys that keras_vit adds to the files it writes: who wrote it, and which file of weights it describes.
 _WRITTEN_BY, _WEIGHTS = "written_by", "weights"
+ADAPTER = "adapter_config.json"
 PROCESSOR, _PROCESSORS = "preprocessor_config.json", "processor_config.json"
 
 Json = Mapping[str, Any]
@@ -74,8 +75,8 @@ def _read_other(path: Path) -> dict[str, Any]:
 
 
 def check_folder(weights: Path) -> None:
-    """Raise if a file beside the weights says that these alone are not the model: quantized, or with an adapter."""
-    path, adapter = weights.parent / "config.json", weights.parent / "adapter_config.json"
+    """Raise if a file beside the weights says that these are no model: quantized, or an adapter alone."""
+    path = weights.parent / "config.json"
     values = read_object(path) if path.is_file() else {}
     if (stated := part(values, "quantization_config")) and not _describes_other_file(values, weights):
         flags = [key for key, value in stated.items() if value is True and key.startswith("load_in_")]
@@ -84,12 +85,11 @@ def check_folder(weights: Path) -> None:
             f"{path} has a quantization_config: the weights were quantized by {' '.join([str(method)[:100], *flags])}, "
             "and only floats are read. In transformers: model = model.dequantize(), then model.save_pretrained(folder)"
         )
-    if adapter.is_file():
-        stated = read_object(adapter)
-        kind, base = (str(stated.get(key))[:200] for key in ("peft_type", "base_model_name_or_path"))
+    if (weights.parent / ADAPTER).is_file() and weights.name.startswith("adapter_model."):
+        base = read_object(weights.parent / ADAPTER).get("base_model_name_or_path")
         raise CheckpointError(
-            f"{adapter} is that of an adapter of peft ({kind}) for {base!r}, and adapters are not applied. Merge it: "
-            "peft.PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(other_folder)"
+            f"{weights} is an adapter of peft alone: put it and its {ADAPTER} into the folder of its base, "
+            f"{str(base)[:200]!r}, which is then loaded with the adapter"
         )
 
 

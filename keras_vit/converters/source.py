@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from keras_vit import position
 from keras_vit._util import files
+from keras_vit.converters.adapters import adapted
 from keras_vit.converters.config_json import (
     check_folder,
     check_json,
@@ -119,6 +120,7 @@ def open_checkpoint(
         tensors = table.match(container.headers)
         try:
             rows = fields_of_rows(source.row for source in tensors.sources.values())
+            read_container = adapted(container, table, tensors)
             known_fields = KnownFields(
                 row_fields={**rows, **_grid_fields(container, tensors)},
                 json_fields={} if table.json is None else read_beside(file, table.json),
@@ -134,7 +136,7 @@ def open_checkpoint(
             raise CheckpointError(f"{file} {error}") from error
         has_zero_rows = config.position_prefix and ZERO_ROWS_KEY in container.metadata
         assumed = describe_assumed(file, table, config, known_fields)
-        yield Checkpoint(container, table, tensors, config, has_zero_rows, assumed, known_fields)
+        yield Checkpoint(read_container, table, tensors, config, has_zero_rows, assumed, known_fields)
 
 
 def _grid_fields(container: Container, tensors: MatchedTensors) -> dict[str, Any]:
