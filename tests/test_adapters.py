@@ -106,6 +106,7 @@ def test_lora_inside_a_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"use_rslora": True, "rank_pattern": {"fc1": 2}}])
 def test_an_adapter_has_the_outputs_of_peft(options: dict[str, Any], tmp_path: Path) -> None:
     torch, peft = torch_peers.import_torch(), pytest.importorskip("peft")

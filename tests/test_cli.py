@@ -228,6 +228,7 @@ def test_the_tour_leaves_files_of_others_alone(tmp_path: Path, monkeypatch: pyte
 def test_convert_writes_another_format_resolution_and_head(tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
     line = ["convert", TOKEN, out, "--to", "google", "--image-size", "24x48", "--num-classes", "0"]
+    line += ["--config", "image_size=32"]
     assert run(*line).strip() == str(out)
     config = converters.read_config(out, config={"image_size": (24, 48)})
     assert (config.grid, config.num_classes) == ((3, 6), 0)

@@ -366,9 +366,15 @@ def read_config(resolved: ResolvedModel, changes: Mapping[str, Any] | None = Non
         return backbone.replace(**changes)
     path = fetch_source(resolved)
     from keras_vit import converters
+    from keras_vit.converters.containers import find_weights, is_keras_file
+    from keras_vit.converters.source import open_checkpoint
 
-    heads = expected.num_heads if expected else None
-    config = converters.read_config(path, **file_facts, num_heads=heads, image_size=changes.get("image_size"))
+    wanted_size = changes.get("image_size")
+    if expected is None or is_keras_file(find_weights(path)):
+        config = converters.read_config(path, **file_facts, image_size=wanted_size)
+    else:
+        with open_checkpoint(path, expected=vars(expected), wanted_size=wanted_size) as checkpoint:
+            config = checkpoint.written
     if expected is not None:
         _check_architecture(path, config, expected)
     return config.replace(**changes)
