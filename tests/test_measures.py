@@ -116,7 +116,7 @@ def test_the_margin_is_that_of_the_class_which_the_file_chooses_and_wrong_files_
 
 def report(**values: float) -> export.Report:
     given = {"cosine": 1.0, "difference_cosine": 1.0, "agreement": 1.0, "decided_agreement": 1.0, **values}
-    return export.Report(path=Path("f"), bytes=1, images=80, max_error=0, sqnr=40, milliseconds=1, **given)
+    return export.Report(path=Path("f"), bytes=1, images=80, max_error=0, sqnr=100, milliseconds=1, **given)
 
 
 def refused(mode: Mode, **values: float) -> str:

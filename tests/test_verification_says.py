@@ -39,7 +39,7 @@ def test_calibration_and_comparison_are_halves_and_labels_give_accuracy(folder: 
     assert export.verify(model, file, folder).accuracy == values["accuracy"]
     assert export.verify(model, file, pixels, labels=(labels + 1) % 10).model_accuracy < 0.2
     assert export.verify(model, file, pixels).accuracy is None
-    with pytest.raises(ValueError, match="a class number of each of 24 images"):
+    with pytest.raises(ValueError, match="one class for each of 24 images. Received: 3"):
         export.verify(model, file, pixels, labels=labels[:3])
     same = export.tflite(model, file, quantize="int8", calibration=files, verify=files)
     assert "on 24 images (those of the calibration)" in str(same) and same.calibration_images == 24

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit import VisionTransformer, digits, export, zoo
+from keras_vit import VisionTransformer, dense, digits, export, zoo
 from keras_vit.export import exported, samples, verification
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.head import build_file
@@ -129,7 +130,7 @@ def test_the_models_own_file_passes_with_any_batch(tmp_path: Path, linear: keras
 
 def test_what_is_not_the_model_is_refused(tmp_path: Path, linear: keras.Model) -> None:
     for kernel, said in (
-        (-KERNEL, "wanted cosine >= 0.99999 and difference_cosine >= 0.9999"),
+        (-KERNEL, "wanted cosine >= 0.99999 and difference_cosine >= 0.9999 and sqnr >= 95 dB and scale >= 0.999"),
         (KERNEL * np.nan, r"computes NaN or infinity \(logits\)"),
         (np.where(np.arange(5) == 2, np.inf, KERNEL), r"computes NaN or infinity \(logits\)"),  # for one class
         (np.concatenate([KERNEL, KERNEL], axis=1), r"logits of shape \(8, 10\), the model \(8, 5\)"),
@@ -340,10 +341,133 @@ def test_built_in_images_are_always_the_same_and_unlike_each_other() -> None:
     assert spans.min() < 0.5
 
 
-# ---- files of another model
-
-
 WRITTEN = {"none": "float32", "float16": "float16", "dynamic": "int8"}  # modes that need no calibration
+
+
+# ---- files with the right directions and wrong numbers
+
+
+def scaled(model: VisionTransformer, layer: str, factor: float) -> VisionTransformer:
+    """Return a copy of a model whose layer has weights that are so many times as large."""
+    other = model.with_config(model.config)
+    weights = [np.asarray(weight) * factor for weight in other.get_layer(layer).get_weights()]
+    other.get_layer(layer).set_weights(weights)
+    return other
+
+
+@pytest.mark.parametrize(
+    ("mode", "factor"), full_except([("dynamic", 2), ("none", 0.9)], [*itertools.product(WRITTEN, (0.5, 0.9, 2))])
+)
+def test_a_factor_of_the_logits_is_seen(mode: str, factor: float, tmp_path: Path) -> None:
+    model = zoo.load("digits")
+    path = tmp_path / "digits.tflite"
+    export.tflite(model, path, quantize=mode)
+    message = f"wanted sqnr >= .* dB and scale >= .*cosine (1.00|0.99).*, scale {1 / factor:.1f}"
+    with pytest.raises(export.VerificationError, match=message):
+        export.verify(scaled(model, "head", factor), path, digits.load().test_images[:20])
+    assert export.verify(model, path, digits.load().test_images[:20]).agreement == 1.0
+
+
+def test_a_factor_of_a_saved_models_logits_is_seen(saved_digits: Any) -> None:
+    with pytest.raises(export.VerificationError, match="wanted .*sqnr >= 95 dB and scale >= 0.999"):
+        export.verify(scaled(saved_digits.model, "head", 3), saved_digits.folder)
+
+
+def test_a_depth_of_twice_the_distance_is_seen(tmp_path: Path) -> None:
+    backbone = built(num_classes=0, num_layers=4)
+    head = {"kind": "dpt", "output": "depth", "blocks": (0, 1, 2, 3), "activation": "sigmoid"}
+    sizes: dict[str, Any] = {"widths": (4, 6, 8, 12), "fusion_width": 8}
+    near, far = (dense.DenseModel(backbone, dense.MapConfig(**head, **sizes, max_depth=most)) for most in (20, 40))
+    far.set_weights(near.get_weights())
+    path = tmp_path / "depth.tflite"
+    assert export.tflite(far, path, quantize="none").relative_error < 1e-4
+    with pytest.raises(export.VerificationError, match=r"wanted agreement >= 0.99 and sqnr .*factor of 1.25 0.00%"):
+        export.verify(near, path)
+
+
+def test_a_value_below_the_mode_is_accepted_by_the_cosine_that_the_error_names(
+    tmp_path: Path, linear: keras.Model
+) -> None:
+    path = file(tmp_path / "file.tflite", 0.8 * KERNEL)
+    with pytest.raises(export.VerificationError, match=r"accept it with least_cosine=0\.98\b"):
+        export.verify(linear, path, mode="none")
+    report = export.verify(linear, path, mode="none", least_cosine=0.98)
+    assert report.difference_scale == pytest.approx(0.8) and report.sqnr == pytest.approx(-20 * math.log10(0.2))
+
+
+@pytest.mark.parametrize("accelerator", [None, "npu"])
+def test_products_in_float16_have_room(accelerator: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = np.random.default_rng(0).normal(size=(8, 5))
+    got = want * 1.01  # an SQNR of 40 dB
+    checked = functools.partial(
+        verification.check_thresholds, compared({"logits": want}, {"logits": got}), load_mode("none"), has_classes=True
+    )
+    with pytest.raises(export.VerificationError, match="sqnr >= 95 dB and scale >= 0.999"):
+        checked()
+    if accelerator is None:  # the model's own products, on a GPU
+        monkeypatch.setattr(keras.distribution, "list_devices", lambda kind: [f"{kind}:0"])
+    assert checked(is_rounded=accelerator is not None).sqnr == pytest.approx(40)
+
+
+# ---- models that give the same for all images
+
+
+@pytest.mark.parametrize("mode", ["none", "dynamic"])
+def test_a_new_head_of_zeros_is_not_called_equal(mode: str, tmp_path: Path) -> None:
+    model, path = zoo.load("digits", num_classes=3), tmp_path / "new.tflite"
+    report = export.tflite(model, path, quantize=mode)
+    assert (report.cosine, report.sqnr, report.agreement, report.difference_cosine) == (None, None, None, None)
+    assert "not compared: the model gives the same output for all of them" in str(report)
+    assert not {"cosine 1", "SQNR", "100.00%"} & set(str(report).split(",")) and "inf" not in str(report)
+    assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["agreement"] is None
+    model.get_layer("head").bias.assign([1.0, 2.0, 3.0])  # the same for all images too
+    with pytest.raises(export.VerificationError, match="differs from the model: wanted cosine"):
+        export.verify(model, path)
+    assert export.tflite(model, path, quantize=mode).is_constant
+
+
+def test_the_file_of_a_trained_head_is_not_that_of_zeros(tmp_path: Path) -> None:
+    model, path = zoo.load("digits", num_classes=3), tmp_path / "trained.tflite"
+    head = model.get_layer("head")
+    head.set_weights([np.random.default_rng(0).normal(size=weight.shape) for weight in head.get_weights()])
+    export.tflite(model, path)
+    with pytest.raises(export.VerificationError, match="differs from the model"):
+        export.verify(zoo.load("digits", num_classes=3), path)
+
+
+# ---- labels
+
+
+def test_labels_are_numbers_or_names_of_the_models_classes(tmp_path: Path) -> None:
+    names = [f"digit {number}" for number in range(9)] + ["digit 0"]
+    model = zoo.load("digits")
+    model = model.with_config(model.config.replace(labels=tuple(names)))
+    data, path = digits.load(), tmp_path / "digits.tflite"
+    shown = np.flatnonzero(data.test_labels % 9)[:8]  # neither of the two digits 0
+    images, numbers = data.test_images[shown], data.test_labels[shown]
+    export.tflite(model, path)
+    assert export.verify(model, path, images, labels=numbers).accuracy == 1
+    assert export.verify(model, path, images, labels=[names[number] for number in numbers]).accuracy == 1
+    for wrong, said in (
+        (["cat"] * 8, r"names of the model's classes: digit 1, .*Received: 'cat'"),
+        (["digit 0"] * 8, "Received: 'digit 0'"),  # of two classes
+        (np.full(8, np.nan), r"integers \(n,\).*float64"),
+        (numbers.astype(float), "float64"),
+        (-numbers.astype(int) - 1, r"is outside 0\.\.9"),
+        (np.full(8, 10), r"is outside 0\.\.9.*numbered from 0"),
+        (np.eye(10)[numbers], r"float64 \(8, 10\)"),
+        (numbers > 4, "bool"),
+        (3, r"\(\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            export.verify(model, path, images, labels=wrong)
+    features = zoo.load("digits", num_classes=0)
+    export.tflite(features, path)
+    with pytest.raises(ValueError, match="0 classes"):
+        export.verify(features, path, images, labels=numbers)
+
+
+# ---- files of another model
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ from keras_vit.model.task import Classification, Labels, Task, Tensors
 IGNORED = 255  # label of pixels that do not count
 TOO_MANY_CLASSES = f"Maps have labels of at most {IGNORED} classes. Received: {{}}"
 # Fields of an export's report that numbers of classes do not have.
-LOGITS_FIELDS = ("cosine", "mean_cosine", "difference_cosine", "sqnr", "max_error", "decided_agreement")
+LOGITS_FIELDS = (
+    *("cosine", "mean_cosine", "difference_cosine", "difference_scale", "sqnr", "max_error"),
+    "decided_agreement",
+)
 MIN_DEPTH = 1e-3  # metres; labels up to it, as 0, are pixels without a distance. As DINOv2's evaluations.
 SILOG_VARIANCE = 0.5  # lambda of the scale-invariant loss, as in Depth Anything V2's metric_depth/util/loss.py
 DEPTH_METRICS = ("delta1", "delta2", "delta3", "abs_rel", "sq_rel", "rmse", "rmse_log", "log10")

@@ -4,6 +4,7 @@ Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can
 """
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ Norms = Literal["float", "int16"]
 Cosine = Annotated[float, "[-1, 1]"]
 Fraction = Annotated[float, "[0, 1]"]
 Ratio = Annotated[float, "[1, inf)"]
+Decibels = Annotated[float, "(-inf, inf)"]
 
 FLOAT_BITS: Final = 32  # bits of tensors that a rule leaves as they are
 KERNEL_OPERATORS = {"FULLY_CONNECTED", "CONV_2D"}
@@ -100,6 +102,10 @@ class Mode:
     least_cosine: Cosine  # lowest accepted mean cosine between the file's and the model's logits
     least_agreement: Fraction  # lowest accepted share of images with the same best class in both, or a near tie
     least_difference_cosine: Cosine = 0.9  # lowest accepted mean cosine between the differences of two images' logits
+    # Cosines do not see a factor. Where these two are None, they follow from least_cosine: see `implied_sqnr`.
+    least_sqnr: Decibels | None = None  # lowest accepted ratio of the outputs' power to that of their errors
+    # Lowest accepted ratio, either way, of the sizes of the file's and the model's differences between images.
+    least_scale: Fraction | None = None
     storage: StorageName = "float32"  # of kernels in the written file; "float32" where there are rules
     patches: Patches = (
         "dense"  # how patches are embedded: "dense" is SPACE_TO_DEPTH and FULLY_CONNECTED, or "convolution"
@@ -109,6 +115,17 @@ class Mode:
     smoothing: Smoothing | None = None
     gptq: bool = False  # whether GPTQ rounds the kernels of dense layers where there are calibration images
     norms: Norms = "float"  # how norms compute
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Least values of a report, by name: cosine, difference_cosine, agreement, sqnr in dB, scale."""
+        return {
+            "cosine": self.least_cosine,
+            "difference_cosine": self.least_difference_cosine,
+            "agreement": self.least_agreement,
+            "sqnr": implied_sqnr(self.least_cosine) if self.least_sqnr is None else self.least_sqnr,
+            "scale": implied_scale(self.least_cosine) if self.least_scale is None else self.least_scale,
+        }
 
     def for_blocks(self, count: int) -> "Mode":
         """Return the mode for a model of `count` blocks: names of rules for the last third have its numbers."""
@@ -163,6 +180,18 @@ class Mode:
                 covered |= KERNEL_OPERATORS if "*" in rule.operators else set(rule.operators)
         of_rules = [rule.weights for rule in self.rules]
         return min(of_rules), max(of_rules) if covered >= KERNEL_OPERATORS else FLOAT_BITS
+
+
+def implied_sqnr(cosine: float) -> float:
+    """SQNR in dB of outputs that have this cosine with the model's and their length; any will do for 0 or less."""
+    if cosine <= 0:
+        return -math.inf
+    return math.inf if cosine == 1 else -10 * math.log10(2 * (1 - cosine))
+
+
+def implied_scale(cosine: float) -> float:
+    """Least scale of outputs whose errors are as large as those of `implied_sqnr`; any will do for 0 or less."""
+    return -math.inf if cosine <= 0 else 1 - math.sqrt(2 * (1 - cosine))
 
 
 def load_mode(name_or_path: str | os.PathLike[str]) -> Mode:

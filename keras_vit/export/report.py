@@ -14,6 +14,10 @@ from keras_vit._util.checks import json_able
 from keras_vit._util.text import byte_size, install_command
 from keras_vit.export.accelerators import Accelerated
 
+NOT_COMPARED = (
+    "not compared: the model gives the same output for all of them, as a new head of zeros does. The file gives it "
+    "too; verify a file of the trained model"
+)
 SAMPLING_INTERVAL = 0.005  # seconds between two looks at the memory
 
 
@@ -28,10 +32,15 @@ class Report:
         max_error: largest difference of a logit, divided by the largest logit.
         cosine: lowest cosine similarity of an image's logits, or of its attention where the file returns it; -1 to 1.
         mean_cosine: mean cosine similarity over the images, which is compared with `least_cosine`; -1 to 1.
-        sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits over that of the differences.
+        sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits over that of the differences; of
+            several outputs the lowest.
         difference_cosine: mean cosine similarity between the differences of two images' logits, the file's and the
             model's, over all pairs, -1 to 1. Parts common to all images do not count, nor do pairs whose difference is
             below a tenth of the root mean square one. None if the model distinguishes no two images.
+        difference_scale: how many times as large as the model's the file's differences between images are, by least
+            squares: 1 in a right file. None as for `difference_cosine`.
+        is_constant: whether the model gives the same outputs for all images, as one with a new head of zeros does. Then
+            nothing is compared but that the file gives them too: the errors, cosines and agreements are None.
         agreement: share of images with the same best class, 0 to 1; without a head, with the same largest feature. Of
             maps, the share of pixels with the same class, or of depth with a ratio to the model's below 1.25.
         decided_agreement: share with the same best class or a near tie: the model's logits of the two classes are
@@ -65,7 +74,7 @@ class Report:
         >>> print(keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite"))
         digits.tflite: ... KiB, dynamic
           on 8 images: cosine 0.99..., SQNR ... dB, relative error ..., same best class 100.00%
-          differences between images: cosine 0.99...
+          differences between images: cosine 0.99..., scale ...
           ... ms an image on 2 threads
           exported in ... s...
     """
@@ -76,12 +85,14 @@ class Report:
     max_error: float | None
     cosine: float | None
     sqnr: float | None
-    agreement: float
+    agreement: float | None
     milliseconds: float
     threads: int | None = None
     mode: str | None = None
     mean_cosine: float | None = None
     difference_cosine: float | None = None
+    difference_scale: float | None = None
+    is_constant: bool = False
     decided_agreement: float | None = None
     mean_iou: float | None = None
     segments: int | None = None
@@ -119,9 +130,10 @@ class Report:
         errors = ""
         if self.cosine is not None:
             errors = f"cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error {self.max_error:.1e}, "
+        compared = NOT_COMPARED if self.agreement is None else f"{errors}{same} {self.agreement:.2%}{ties}"
         lines = [
             f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
-            f"on {self.images} images{caveat}: {errors}{same} {self.agreement:.2%}{ties}",
+            f"on {self.images} images{caveat}: {compared}",
         ]
         if self.device is not None:
             lines.append(self.device)
@@ -134,7 +146,8 @@ class Report:
         if self.relative_error is not None:
             lines.append(f"mean relative error of the depth {self.relative_error:.1e}")
         if self.difference_cosine is not None:
-            lines.append(f"differences between images: cosine {self.difference_cosine:.6f}")
+            scale = "" if self.difference_scale is None else f", scale {self.difference_scale:.4f}"
+            lines.append(f"differences between images: cosine {self.difference_cosine:.6f}{scale}")
         lines += self.rounding
         if self.preprocess_error is not None:
             lines.append(f"resized images differ from preprocess by up to {self.preprocess_error:.2g} of 255")

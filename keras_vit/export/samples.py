@@ -100,7 +100,7 @@ def labelled_images(model: keras.Model, images: Any) -> tuple[Any, np.ndarray | 
         images = image_files([images])
     if not isinstance(images, list | tuple) or not all(isinstance(item, str | os.PathLike) for item in images):
         return images, None
-    numbers = {name: number for number, name in enumerate(tasks.of_model(model).class_names() or ())}
+    numbers = tasks.of_model(model).numbers_by_name()
     classes = [numbers.get(Path(file).parent.name) for file in images]
     return images, None if not classes or None in classes else np.array(classes, np.int64)
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from keras_vit.export.exported import (
     main_name,
     read_structure,
 )
-from keras_vit.export.modes import Mode, load_mode
+from keras_vit.export.modes import Mode, implied_scale, implied_sqnr, load_mode
 from keras_vit.export.report import Report
 from keras_vit.model import task as tasks
 
@@ -49,6 +50,7 @@ BFLOAT16 = Mode(
     least_agreement=0.0,
 )
 LOW_PRECISION = {"bfloat16", "float16"}
+ROUNDED_COSINE = 0.9999  # of outputs whose products a GPU or an NPU computes in float16, or in TensorFloat32
 LEAST_ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
 HALF_BITS = 16  # bits
 # Numbers of classes do not say which pixels are near ties, as those at edges are: so many times more may differ.
@@ -60,6 +62,17 @@ LEAST_CLASS_MAP = 0.97  # least share of a mode's images with the same class tha
 # classes from a file that lacks an MLP.
 MANY_CLASSES = 10
 MIN_IMAGES = 16
+# Fields of a report that compare outputs: None where all of these are constant.
+COMPARED_FIELDS = (
+    *("max_error", "cosine", "mean_cosine", "difference_cosine", "difference_scale", "sqnr"),
+    *("agreement", "decided_agreement", "mean_iou", "relative_error"),
+)
+UNITS = {"sqnr": " dB"}  # of the values with thresholds
+# The cosine with which `least_cosine` accepts a value: the inverses of `implied_sqnr` and `implied_scale`.
+IMPLIED_COSINES: dict[str, Callable[[float], float]] = {
+    "sqnr": lambda sqnr: 1 - 10 ** (-sqnr / 10) / 2,
+    "scale": lambda scale: 1 - (1 - scale) ** 2 / 2,
+}
 FEW_CLASSES_COSINE = 0.9
 
 
@@ -87,12 +100,13 @@ def verify(
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
             pixels, PIL images, paths, or the path of a folder of images. None takes built-in patterns. A file that
             takes pixels receives these as pixels.
-        labels: class numbers of the images, int (batch,): the report then has the accuracy of model and file. None
-            takes those of files in folders that are named as the model's classes.
+        labels: the class of each image, numbers from 0, int (batch,), or names of the model's classes: the report then
+            has the accuracy of model and file. None takes those of files in folders that are named as the classes.
         mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size. None
             takes the thresholds of the mode whose files store weights and activations as this one does.
         least_cosine: lowest accepted mean cosine similarity, -1 to 1, of images and of the differences between images,
-            which may be lower in a mode. None for the mode's. With fewer than 10 classes and at least 16 images of
+            which may be lower in a mode; outputs may also have the errors that this cosine allows, see
+            docs/numerics-and-traps.md. None for the mode's. With fewer than 10 classes and at least 16 images of
             yours, a quantized file may have a mean cosine down to 0.9 if it agrees with the model.
         least_agreement: least share of images with the same best class or a near tie, 0 to 1. None for the mode's, or 0
             on the built-in patterns, whose classes mean little, and for a phone's outputs.
@@ -112,8 +126,8 @@ def verify(
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
             dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded or run, images do not fit, there is no such accelerator, or a phone's
-            outputs are incomplete.
+        ValueError: the file cannot be loaded or run, images or labels do not fit, there is no such accelerator, or a
+            phone's outputs are incomplete.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -133,7 +147,8 @@ def verify(
     structure = read_structure(path) if path.is_file() else None
     if structure is not None:
         _raise_problems(path, find_problems(structure))
-    images, found = samples.labelled_images(model, images)
+    images, classes = samples.labelled_images(model, images)
+    classes = classes if labels is None else task.label_numbers(labels)
     file = load_exported(path, threads)
     shown = images if outputs is None else read_inputs(Path(outputs), file)
     file_images, model_images = samples.comparison_images(model, file, shown)
@@ -155,7 +170,7 @@ def verify(
     _raise_problems(path, [f"computes NaN or infinity ({name})" for name in broken])
     expected = _model_outputs(model, task, model_images, list(received))
     _raise_problems(path, _shape_problems(expected, received))
-    model_accuracy, accuracy = _accuracies(expected, received, found if labels is None else np.asarray(labels))
+    model_accuracy, accuracy = _accuracies(expected, received, classes)
     stored = "bfloat16" if file.is_bfloat16 else None if structure is None else structure.storage
     report = Report(
         path=path,
@@ -169,12 +184,13 @@ def verify(
         model_accuracy=model_accuracy,
         accuracy=accuracy,
     )
-    check_thresholds(
+    report = check_thresholds(
         report,
-        given_mode or _default_mode(model, stored or "none", accelerator),
-        has_classes=images is not None and task.num_classes != 0,
+        given_mode or _default_mode(model, stored or "none"),
+        has_classes=images is not None and task.has_classes,
         num_classes=task.num_classes,
         is_detected=given_mode is None,
+        is_rounded=accelerator in ("gpu", "npu"),
         **given(cosine=least_cosine, agreement=least_agreement),
     )
     takes_files = file.call_files is not None and file.dtype == "float32" and hasattr(model, "preprocess")
@@ -187,18 +203,16 @@ def _accuracies(expected: Outputs, received: Outputs, labels: np.ndarray | None)
     if labels is None or not name or expected[name].ndim != 2:
         return None, None
     if labels.shape != expected[name].shape[:1]:
-        raise ValueError(f"labels are a class number of each of {len(expected[name])} images. Received: {labels.shape}")
+        raise ValueError(f"labels are one class for each of {len(expected[name])} images. Received: {len(labels)}")
     model, file = (float(np.mean(side[name].argmax(axis=1) == labels)) for side in (expected, received))
     return model, file
 
 
-def _default_mode(model: keras.Model, stored: str, accelerator: str | None) -> Mode:
+def _default_mode(model: keras.Model, stored: str) -> Mode:
     """Choose the thresholds' mode by how a file stores weights, and the dtypes that model and file compute in."""
     computes_in = {layer.compute_dtype for layer in model._flatten_layers()}
-    if stored == "bfloat16" or (stored in ("none", "float16") and computes_in & LOW_PRECISION):
-        return BFLOAT16
-    may_round = accelerator in ("gpu", "npu")  # to float16
-    return load_mode("float16" if stored == "none" and may_round else stored)
+    is_low = stored == "bfloat16" or (stored in ("none", "float16") and computes_in & LOW_PRECISION)
+    return BFLOAT16 if is_low else load_mode(stored)
 
 
 def _raise_problems(path: Path, problems: list[str]) -> None:
@@ -282,19 +296,27 @@ def compare(task: tasks.Task, expected: Outputs, received: Outputs) -> dict[str,
     want, got = (outputs[name].astype(np.float64) for outputs in (expected, received))
     agree, agree_or_tie = task.agreement(name, want, got)
     by_output = [image_cosines(expected[output], received[output]) for output in compared]
-    power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
     return {
         "images": len(want),
+        "is_constant": all(map(says_nothing, expected.values())),
         "max_error": float(np.abs(want - got).max()) / max(float(np.abs(want).max()), TINY),
         "cosine": min((float(cosines.min()) for cosines in by_output), default=1.0),
         "mean_cosine": min((float(cosines.mean()) for cosines in by_output), default=1.0),
-        "sqnr": math.inf if noise == 0 else 10 * math.log10(max(power, TINY) / noise),
+        "sqnr": min((sqnr(expected[output], received[output]) for output in compared), default=math.inf),
         "difference_cosine": difference_cosine(want, got),
+        "difference_scale": difference_scale(want, got),
         "agreement": float(agree.mean()),
         "decided_agreement": float(agree_or_tie.mean()),
         **task.comparison(name, want, got),
         **task.joint_comparison(expected, received),
     }
+
+
+def sqnr(expected: np.ndarray, received: np.ndarray) -> float:
+    """Signal-to-quantization-noise ratio of all images' outputs in dB; infinite for equal ones, even zeros."""
+    want, got = (values.astype(np.float64) for values in (expected, received))
+    power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
+    return math.inf if noise == 0 else 10 * math.log10(max(power, TINY) / noise)
 
 
 def image_cosines(expected: np.ndarray, received: np.ndarray) -> np.ndarray:
@@ -313,18 +335,42 @@ def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | Non
     difference of two photos of the same sky is mostly noise. None if it distinguishes no two images.
     """
     step = math.ceil(len(expected) / MAX_PAIRED_IMAGES)
-    x, y = (
-        values[::step].reshape(-1, math.prod(values.shape[1:])).astype(np.float64) for values in (expected, received)
-    )
-    power = float((x**2).sum(axis=1).mean())
-    x, y = x - x.mean(axis=0), y - y.mean(axis=0)  # keeps the differences, and the digits of small ones
+    if is_constant(expected := expected[::step]):
+        return None
+    x, y = _centred(expected), _centred(received[::step])
     pairs = np.triu_indices(len(x), 1)
     products, model, file = (_difference_products(a, b)[pairs] for a, b in ((x, y), (x, x), (y, y)))
-    if not len(model) or model.mean() <= ROUNDING_ERROR**2 * power:
-        return None
     counts = model >= LEAST_DIFFERENCE**2 * model.mean()
     lengths = np.sqrt(model * np.maximum(file, ROUNDING_ERROR**2 * model))  # a file may give the same for all images
     return float((products[counts] / lengths[counts]).clip(-1, 1).mean())
+
+
+def difference_scale(expected: np.ndarray, received: np.ndarray) -> float | None:
+    """How many times as large as the model's the file's differences between images are, by least squares.
+
+    Both are (images, ...). 1 for a right file; None if the model distinguishes no two images.
+    """
+    if is_constant(expected):
+        return None
+    x, y = _centred(expected), _centred(received)
+    return float((x * y).sum() / (x**2).sum())
+
+
+def says_nothing(outputs: np.ndarray) -> bool:
+    """True if outputs (images, ...) are zeros, or the same for several images, as those of a new head are."""
+    return not outputs.any() or (len(outputs) > 1 and is_constant(outputs))
+
+
+def is_constant(outputs: np.ndarray) -> bool:
+    """True if outputs (images, ...) are the same for all images, up to rounding."""
+    return bool((_centred(outputs) ** 2).mean() <= ROUNDING_ERROR**2 * (outputs.astype(np.float64) ** 2).mean())
+
+
+def _centred(outputs: np.ndarray) -> np.ndarray:
+    """Outputs (images, values) less their mean over images, which keeps differences and the digits of small ones."""
+    values = outputs.reshape(len(outputs), -1).astype(np.float64)
+    centred: np.ndarray = values - values.mean(axis=0)
+    return centred
 
 
 def _difference_products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -344,23 +390,33 @@ def check_thresholds(
     has_classes: bool,
     num_classes: int = MANY_CLASSES,
     is_detected: bool = False,
+    is_rounded: bool = False,
     **given_least: float,
-) -> None:
+) -> Report:
     """Raise a VerificationError with the next step if a value of the report is below the given or the mode's least.
 
-    `given_least` has "cosine" and "agreement", `is_detected` says that the mode was not given. Without classes, or on
-    images whose classes mean little, no agreement is asked for unless it is given. A quantized file may always differ
-    on one image: with 30 of them, a share of 0.99 cannot be measured.
+    Returns the report, without these values if they say nothing because all outputs are constant.
+
+    `given_least` has "cosine" and "agreement", `is_detected` says that the mode was not given, `is_rounded` that the
+    file was run in float16; a model on a GPU multiplies in TensorFloat32, which has as many bits. Without classes, or
+    on images whose classes mean little, no agreement is asked for unless it is given. A quantized file may always
+    differ on one image: with 30 of them, a share of 0.99 cannot be measured.
     """
     values = {
         "cosine": report.cosine if report.mean_cosine is None else report.mean_cosine,
         "difference_cosine": report.difference_cosine,
         "agreement": report.decided_agreement,
+        "sqnr": report.sqnr,
+        "scale": None if report.difference_scale is None else _symmetric(report.difference_scale),
     }
-    least = {name: getattr(mode, f"least_{name}") for name in values}
+    is_rounded = is_rounded or bool(keras.distribution.list_devices("gpu"))
+    least = _with_cosine(mode.thresholds, ROUNDED_COSINE) if is_rounded else mode.thresholds
     is_quantized = min(mode.bits) < HALF_BITS
+    has_few_logits = num_classes < MANY_CLASSES and report.mean_iou is None  # of an image, not of its pixels
     if report.cosine is None:  # maps of classes
         values["agreement"] = report.agreement
+        least["agreement"] = _class_map_share(least["agreement"])
+    elif report.relative_error is not None:  # depth: pixels near the model's, on any images
         least["agreement"] = _class_map_share(least["agreement"])
     elif not has_classes:
         least["agreement"] = 0.0
@@ -370,17 +426,32 @@ def check_thresholds(
         least["agreement"] = _least_share(least["agreement"], report.images)
     least["agreement"] = given_least.get("agreement", least["agreement"])
     if "cosine" in given_least:
-        least["cosine"] = given_least["cosine"]
-        least["difference_cosine"] = min(least["difference_cosine"], least["cosine"])
-    elif is_quantized and least["agreement"] > 0 and num_classes < MANY_CLASSES and report.images >= MIN_IMAGES:
-        least["cosine"] = min(least["cosine"], FEW_CLASSES_COSINE)
+        least = _with_cosine(least, given_least["cosine"]) | {"cosine": given_least["cosine"]}
+    elif has_few_logits and is_quantized and least["agreement"] > 0 and report.images >= MIN_IMAGES:
+        lowered = _with_cosine(least, FEW_CLASSES_COSINE)
+        least |= {name: lowered[name] for name in ("cosine", "sqnr")}
     missed = {name: value for name, value in values.items() if value is not None and not value >= least[name]}
     if missed:
-        wanted = " and ".join(f"{name} >= {least[name]}" for name in missed)
+        wanted = " and ".join(f"{name} >= {least[name]:.6g}{UNITS.get(name, '')}" for name in missed)
         raise VerificationError(
             f"{report.path} differs from the model: wanted {wanted}. {'; '.join(report.lines()[1:])}. "
             f"What to do: {'; or '.join(_next_steps(missed, mode, is_detected=is_detected))}"
         )
+    uncompared: dict[str, Any] = dict.fromkeys(COMPARED_FIELDS)
+    return dataclasses.replace(report, **uncompared) if report.is_constant else report
+
+
+def _with_cosine(least: dict[str, float], cosine: float) -> dict[str, float]:
+    """Lower thresholds to the errors that outputs of this cosine may have."""
+    implied = {"sqnr": implied_sqnr(cosine), "scale": implied_scale(cosine)}
+    return least | {
+        name: min(least[name], implied.get(name, cosine)) for name in ("cosine", "difference_cosine", "sqnr", "scale")
+    }
+
+
+def _symmetric(scale: float) -> float:
+    """Return a scale or its reciprocal, whichever is below 1."""
+    return min(scale, 1 / scale) if scale > 0 else scale
 
 
 def _class_map_share(least: float) -> float:
@@ -405,9 +476,12 @@ def _next_steps(missed: dict[str, float], mode: Mode, *, is_detected: bool) -> l
             "a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or " if calibrates else ""
         )
         steps.append(f"export it again with {images}quantize='float16'")
-    if min(missed.values()) >= LEAST_ACCEPTABLE:
+    as_cosines = {
+        name: IMPLIED_COSINES[name](value) if name in IMPLIED_COSINES else value for name, value in missed.items()
+    }
+    if min(as_cosines.values()) >= LEAST_ACCEPTABLE:
         arguments: dict[str, float] = {}
-        for name, value in missed.items():
+        for name, value in as_cosines.items():
             argument = "least_agreement" if name == "agreement" else "least_cosine"
             arguments[argument] = min(arguments.get(argument, 1.0), math.floor(10_000 * value) / 10_000)
         steps.append(f"accept it with {' and '.join(f'{name}={value}' for name, value in arguments.items())}")

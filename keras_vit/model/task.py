@@ -6,6 +6,7 @@ the output is a class, a map or a feature.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from keras_vit._util.checks import check_counts
+from keras_vit._util.text import abbreviated
 from keras_vit.model import labels as label_lists
 
 if TYPE_CHECKING:
@@ -57,6 +59,11 @@ class Task(Protocol):
         """Number of classes of the labels; 0 without a head."""
 
     @property
+    def has_classes(self) -> bool:
+        """Whether the output says classes, of images or of their parts."""
+        return bool(self.num_classes)
+
+    @property
     def labels(self) -> str | tuple[str, ...] | None:
         """Name of a list in zoo/labels, or the names of the classes; None if they have none."""
 
@@ -74,6 +81,14 @@ class Task(Protocol):
 
     def check_labels(self, split: str, labels: np.ndarray) -> None:
         """Raise a ValueError that names the split if labels, as `read_labels` returns them, are not of the classes."""
+
+    def label_numbers(self, labels: Any) -> np.ndarray:
+        """Convert labels of images, numbers or names of the model's classes, to int64 (n,), or raise a ValueError."""
+        raise ValueError(f"labels are classes of whole images. Received: a model of {self.NAME}")
+
+    def numbers_by_name(self) -> dict[str, int]:
+        """Class numbers by those names that one class alone has; {} without names."""
+        return {}
 
     def renumbered(self, label: Any, numbers: Sequence[int]) -> Any:
         """Give the classes of an example's label new numbers; `num_classes` is that of the new numbers."""
@@ -199,8 +214,36 @@ class Classification(Task):
         if len(outside):
             raise ValueError(
                 f"{split} label {labels[outside[0]]} of example {outside[0]} is outside 0..{self.num_classes - 1}"
-                f" ({len(outside):,} such labels). If the labels do not cover all classes, pass num_classes."
+                f" ({len(outside):,} such labels). Classes are numbered from 0; a data set whose labels do not cover "
+                "all classes states num_classes."
             )
+
+    def label_numbers(self, labels: Any) -> np.ndarray:
+        """See `Task`."""
+        values = np.asarray(labels)
+        if values.dtype.kind in "UO" and values.ndim == 1:
+            known = self.numbers_by_name()
+            if unknown := [name for name in values if name not in known]:
+                names = abbreviated(list(known)) or "it has none"
+                raise ValueError(
+                    f"labels must be class numbers, or names of the model's classes: {names}. "
+                    f"Received: {str(unknown[0])!r:.200}"
+                )
+            values = np.array([known[name] for name in values], np.int64)
+        read = self.read_labels(values)
+        if read is None or read.ndim != 1 or not (self.num_classes and self.is_pooled):
+            raise ValueError(
+                f"labels must be class numbers, integers (n,), or names of the model's {self.num_classes} classes. "
+                f"Received: {values.dtype} {values.shape}"
+            )
+        self.check_labels("labels:", read)
+        return read
+
+    def numbers_by_name(self) -> dict[str, int]:
+        """See `Task`."""
+        names = self.class_names() or []
+        counts = collections.Counter(names)
+        return {name: number for number, name in enumerate(names) if counts[name] == 1}
 
     def renumbered(self, label: Any, numbers: Sequence[int]) -> Any:
         """See `Task`: int64, or float32 (classes,)."""

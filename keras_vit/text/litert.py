@@ -112,7 +112,7 @@ def tflite(
             threads=threads,
             mode=mode.name,
         )
-        check_thresholds(report, mode, has_classes=False)
+        report = check_thresholds(report, mode, has_classes=False)
         if not beside.exists():
             beside.write_bytes(model)
         vector = {"texts": list(texts), "ids": ids.tolist(), "embeddings": unit_length(expected).tolist()}
