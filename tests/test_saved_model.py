@@ -188,7 +188,8 @@ def test_a_tolerant_call_gives_zeros_for_what_is_no_image(saved_digits: Any) -> 
     assert answer["valid"].numpy().tolist() == [True, False, True, False]
     assert answer["classes"].numpy()[1].tolist() == [b"", b"", b""]
     for name in ("probabilities", "scores"):
-        np.testing.assert_allclose(answer[name].numpy()[::2], strict[name], atol=1e-6)
+        # Batches of four and of two: float32 products of another order, up to 1.2e-6 on processors with AVX2 alone.
+        np.testing.assert_allclose(answer[name].numpy()[::2], strict[name], atol=5e-6)
         assert not answer[name].numpy()[1::2].any()
 
 

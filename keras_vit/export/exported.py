@@ -196,6 +196,7 @@ class ExportedModel:
     input_name: str = "image"
     call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
     is_bfloat16: bool = False  # whether weights are bfloat16
+    call_builtin: Callable[[np.ndarray], Outputs] | None = None  # as `call`, by LiteRT's kernels without XNNPACK
 
     def check_images(self, images: np.ndarray) -> None:
         """Raise a ValueError for images of another type or shape than the file takes, or for none."""
@@ -332,32 +333,44 @@ def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any
 def _load_litert(path: Path, threads: int) -> ExportedModel:
     check_counts(threads=threads)
     with needs_extra("Running a .tflite file", "litert"):
-        from ai_edge_litert.interpreter import Interpreter
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    @functools.cache
+    def start(resolver: OpResolverType) -> Any:
+        try:
+            interpreter = Interpreter(model_path=str(path), num_threads=threads, experimental_op_resolver_type=resolver)
+        except ValueError as error:
+            raise ValueError(f"{path} is not a LiteRT file that can be run: {str(error)[:MAX_REASON]}") from None
+        with _name_file_in_errors(path):
+            interpreter.allocate_tensors()
+            signatures = list(interpreter.get_signature_list())
+            if not signatures:
+                raise ValueError(f"{path} has no signature, which names the inputs and outputs")
+            return interpreter.get_signature_runner(signatures[0])
 
     read_structure(path)
-    try:
-        interpreter = Interpreter(model_path=str(path), num_threads=threads)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a LiteRT file that can be run: {str(error)[:MAX_REASON]}") from None
-    with _name_file_in_errors(path):
-        interpreter.allocate_tensors()
-        signatures = list(interpreter.get_signature_list())
-        if not signatures:
-            raise ValueError(f"{path} has no signature, which names the inputs and outputs")
-        run = interpreter.get_signature_runner(signatures[0])
-        arguments, results = run.get_input_details(), run.get_output_details()
+    run = start(OpResolverType.AUTO)
+    arguments, results = run.get_input_details(), run.get_output_details()
     if len(arguments) != 1:
         raise ValueError(f"{path} has inputs {list(arguments)!r:.200}; expected one, the image")
     [(name, image)] = arguments.items()
     batch, *shape = (int(side) if side > 0 else None for side in image["shape_signature"])
     dtype = "float32" if image["quantization"][0] else np.dtype(image["dtype"]).name
 
-    def call(images: np.ndarray) -> Outputs:
+    def call_with(run: Any, images: np.ndarray) -> Outputs:
         with _name_file_in_errors(path):
             outputs = run(**{name: _quantize_input(images.astype(dtype, copy=False), image)})
         return {key: _dequantize_output(values, results[key]) for key, values in outputs.items()}
 
-    return ExportedModel(call, tuple(shape), batch, dtype, threads, name)
+    return ExportedModel(
+        functools.partial(call_with, run),
+        tuple(shape),
+        batch,
+        dtype,
+        threads,
+        name,
+        call_builtin=lambda images: call_with(start(OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES), images),
+    )
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from keras_vit._util.progress import track
 from keras_vit._util.text import needs_extra, suggestion
 from keras_vit.export.calibration import FileGraph, add_enlarged_crops, check_images, ignore_memory_warning, observe
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
-from keras_vit.export.litert.operators import Integers, RoundedDense, Storage
+from keras_vit.export.litert.operators import INT8, Integers, RoundedDense, Storage
 from keras_vit.export.modes import FLOAT_BITS, KERNEL_OPERATORS, Mode, Rule, image_config
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -56,7 +56,7 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: flo
         stop = min(start + BLOCK_COLUMNS, len(order))
         errors = np.empty((stop - start, len(kernel)), np.float32)
         for i in range(start, stop):
-            rounded = np.rint(weights[i] / scales).clip(storage.least, storage.largest)
+            rounded = np.rint(weights[i] / scales).clip(-storage.largest, storage.largest)
             integers[:, order[i]] = rounded
             error = errors[i - start] = (weights[i] - rounded * scales) / factor[i, i]
             weights[i + 1 : stop] -= np.outer(factor[i, i + 1 : stop], error)
@@ -78,7 +78,7 @@ def _refine_rounding(
         moved = np.zeros((stop - start, len(kernel)), np.float32)
         for i in range(start, stop):
             left = pull[i] - hessian[i, start:i] @ moved[: i - start]
-            rounded = np.rint(current[i] + left / (diagonal[i] * scales)).clip(storage.least, storage.largest)
+            rounded = np.rint(current[i] + left / (diagonal[i] * scales)).clip(-storage.largest, storage.largest)
             moved[i - start] = (rounded - current[i]) * scales
             current[i] = rounded
         pull -= hessian[:, start:stop] @ moved
@@ -91,7 +91,7 @@ def _least_error_scales(kernel: np.ndarray, squares: np.ndarray, storage: Storag
     for share in SCALE_SHARES:
         scales = storage.scales(kernel, share)
         steps = scales[:, None]
-        rounded = np.rint(kernel / steps).clip(storage.least, storage.largest) * steps
+        rounded = np.rint(kernel / steps).clip(-storage.largest, storage.largest) * steps
         errors = np.square(rounded - kernel) @ squares
         best, least = np.where(errors < least, scales, best), np.minimum(errors, least)
     return best
@@ -350,6 +350,28 @@ def _keep_biases(model: Any, graph: FileGraph) -> None:
             biases.data = np.rint(floats / (step * enlarged)).astype(dtype).view(np.uint8)
 
 
+def _set_versions(model: Any) -> None:
+    """Give operators whose kernels have a scale for each output the version that says so.
+
+    The package keeps those of the float operators. Runtimes that know no such kernels run these files, and use the
+    first scale for all outputs or return the biases alone; a version that they do not know they refuse.
+    """
+    s, [part] = schema(), model.subgraphs
+    versions = {s.BuiltinOperator.FULLY_CONNECTED: INT8.dense_version}
+    hybrid_versions = {s.BuiltinOperator.CONV_2D: INT8.convolution_version}
+    for row in part.operators:
+        code = model.operatorCodes[row.opcodeIndex]
+        is_hybrid = part.tensors[row.inputs[0]].type == s.TensorType.FLOAT32
+        wanted = (versions | (hybrid_versions if is_hybrid else {})).get(code.builtinCode, 0)
+        scales = getattr(part.tensors[row.inputs[1]].quantization, "scale", None) if wanted > code.version else None
+        if scales is not None and len(scales) > 1:
+            codes = [(other.builtinCode, other.version) for other in model.operatorCodes]
+            if (code.builtinCode, wanted) not in codes:
+                model.operatorCodes.append(s.OperatorCodeT(0, None, wanted, code.builtinCode))
+                codes.append((code.builtinCode, wanted))
+            row.opcodeIndex = codes.index((code.builtinCode, wanted))
+
+
 def _store_inline(content: Any, graph: FileGraph) -> bytes:
     """Move weights into the flatbuffer, aligned; leave the file unchanged where that would be too large."""
     from ai_edge_litert.tools import flatbuffer_utils
@@ -368,6 +390,7 @@ def _store_inline(content: Any, graph: FileGraph) -> bytes:
 
     model = flatbuffer_utils.read_model_from_bytearray(content)
     _keep_biases(model, graph)
+    _set_versions(model)
     for buffer in model.buffers:
         buffer.__class__ = AlignedBuffer
     for code in model.operatorCodes:

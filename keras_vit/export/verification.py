@@ -35,6 +35,9 @@ NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
 # The images differ in the last place; in bfloat16 every layer may add to that.
 MAX_FILES_ERROR = {"float32": 1e-5, "float64": 1e-5}
 MAX_FILES_ERROR_LOW_PRECISION = 0.05
+# Largest .tflite file that is run without XNNPACK too: an image of a ViT-B/16 takes a second there, and kernels of
+# LiteRT that differ do so in files of every size.
+BUILTIN_BYTES = 32 * 2**20
 MAX_PAIRED_IMAGES = 1000  # images; of more, every second, third ... is taken
 LEAST_DIFFERENCE = 0.1  # least difference of two images that counts, as a share of the root mean square one
 ROUNDING_ERROR = 1e-5  # as a share of the outputs: smaller differences between images are not the model's
@@ -184,15 +187,20 @@ def verify(
         model_accuracy=model_accuracy,
         accuracy=accuracy,
     )
+    chosen_mode = given_mode or _default_mode(model, stored or "none")
     report = check_thresholds(
         report,
-        given_mode or _default_mode(model, stored or "none"),
+        chosen_mode,
         has_classes=images is not None and task.has_classes,
         num_classes=task.num_classes,
         is_detected=given_mode is None,
         is_rounded=accelerator in ("gpu", "npu"),
         **given(cosine=least_cosine, agreement=least_agreement),
     )
+    is_small = structure is not None and report.bytes <= BUILTIN_BYTES
+    if file.call_builtin is not None and is_small and accelerated is None and outputs is None:
+        limits = [chosen_mode.thresholds["sqnr"], *([] if least_cosine is None else [implied_sqnr(least_cosine)])]
+        _check_builtin(path, file, file_images, received, least_sqnr=min(limits))
     takes_files = file.call_files is not None and file.dtype == "float32" and hasattr(model, "preprocess")
     return dataclasses.replace(report, files_error=_files_error(model, task, path, file) if takes_files else None)
 
@@ -213,6 +221,22 @@ def _default_mode(model: keras.Model, stored: str) -> Mode:
     computes_in = {layer.compute_dtype for layer in model._flatten_layers()}
     is_low = stored == "bfloat16" or (stored in ("none", "float16") and computes_in & LOW_PRECISION)
     return BFLOAT16 if is_low else load_mode(stored)
+
+
+def _check_builtin(
+    path: Path, file: ExportedModel, images: np.ndarray, received: Outputs, *, least_sqnr: float
+) -> None:
+    """Run a .tflite file without XNNPACK on the images of one call; raise if it gives other outputs than with it."""
+    assert file.call_builtin is not None
+    batch, count = next(file.batches(images, 1))
+    found = {name: values[:count] for name, values in file.call_builtin(batch).items()}
+    compared = [name for name, values in found.items() if values.dtype.kind == "f"]  # not numbers of classes
+    ratio = min((sqnr(received[name][:count], found[name]) for name in compared), default=math.inf)
+    if not ratio >= least_sqnr:  # NaN fails too
+        raise VerificationError(
+            f"{path} computes other outputs without XNNPACK, the kernels that LiteRT uses on most CPUs: wanted an SQNR "
+            f"of at least {least_sqnr:.6g} dB between both. Received: {ratio:.1f} dB. Apps and browsers may run it so"
+        )
 
 
 def _raise_problems(path: Path, problems: list[str]) -> None:

@@ -88,13 +88,8 @@ class Storage:
 
     @property
     def largest(self) -> int:
-        """The largest integer. Kernels that are rounded to the nearest have none below its negative."""
+        """The largest integer; the least is its negative. LiteRT's builtin kernels, without XNNPACK, read -8 as 8."""
         return int(2 ** (self.bits - 1) - 1)
-
-    @property
-    def least(self) -> int:
-        """The least integer: -127 of 8 bits, which the runtime's kernels ask for, -8 of 4 bits."""
-        return -self.largest if self.bits == 8 else -self.largest - 1
 
 
 FLOAT32 = Storage("float32", 32)
