@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers import runtime
-from keras_vit.model.layers.base import BaseLayer, Dropout, glorot_uniform_matrix, refuse_quantize
+from keras_vit.model.layers.base import BaseLayer, DenseRules, Dropout, glorot_uniform_matrix
 from keras_vit.model.layers.position_variants import as_rotary, relative_scores
 
 # Added to the scores of tokens that must not be attended to. The exponential of so small a score is exactly 0, and
@@ -16,10 +16,8 @@ MASKED = -1e4
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class SplitHeads(keras.layers.EinsumDense):
+class SplitHeads(DenseRules, keras.layers.EinsumDense):
     """Project (batch, tokens, width) to (batch, heads, tokens, head size), times `scale`."""
-
-    quantize = refuse_quantize
 
     def __init__(self, num_heads: int, head_size: int, *, use_bias: bool = True, scale: float = 1.0, **kwargs: Any):
         super().__init__(
@@ -43,10 +41,8 @@ class SplitHeads(keras.layers.EinsumDense):
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class MergeHeads(keras.layers.EinsumDense):
+class MergeHeads(DenseRules, keras.layers.EinsumDense):
     """Project (batch, heads, tokens, head size) to (batch, tokens, width)."""
-
-    quantize = refuse_quantize
 
     def __init__(self, width: int, **kwargs: Any) -> None:
         initial = glorot_uniform_matrix(width, width)

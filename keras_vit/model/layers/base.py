@@ -46,10 +46,31 @@ def refuse_quantize(self: keras.layers.Layer, *arguments: Any, **options: Any) -
     )
 
 
+def load_beside_lora(layer: Any, load: Callable[[Any], None], store: Any) -> None:
+    """Load a dense layer's variables with Keras' method, and draw the first matrix of its LoRA anew.
+
+    Keras sets both matrices to 0, for the file has their product in its kernel. Then neither would get a gradient.
+    """
+    load(store)
+    if layer.lora_enabled:
+        first = layer.lora_kernel_a
+        first.assign(keras.initializers.HeUniform()(first.shape, first.dtype))  # as enable_lora draws it
+
+
+class DenseRules(keras.layers.Layer):
+    """What our dense layers change of Keras' Dense and EinsumDense, in front of which they inherit it."""
+
+    quantize = refuse_quantize
+
+    def load_own_variables(self, store: Any) -> None:
+        load_beside_lora(self, super().load_own_variables, store)
+
+
 def dense_layer(units: int, **options: Any) -> keras.layers.Dense:
-    """Make a Keras Dense that is not quantized as a part of another model: a saved file could not hold that."""
+    """Make a Keras Dense with the rules of `DenseRules`; its class stays Keras' own, as in saved files."""
     layer = keras.layers.Dense(units, **options)
     layer.quantize = functools.partial(refuse_quantize, layer)
+    layer.load_own_variables = functools.partial(load_beside_lora, layer, layer.load_own_variables)
     return layer
 
 

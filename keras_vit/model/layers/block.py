@@ -11,6 +11,7 @@ from keras_vit.model.layers import runtime
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.base import (
     BaseLayer,
+    DenseRules,
     Dropout,
     LayerNormalization,
     LayerScale,
@@ -18,15 +19,12 @@ from keras_vit.model.layers.base import (
     activation_function,
     dense_layer,
     initializer,
-    refuse_quantize,
 )
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class Dense(keras.layers.Dense):
+class Dense(DenseRules, keras.layers.Dense):
     """Keras' Dense, with an activation by its name; `runtime` can make bias and activation one program."""
-
-    quantize = refuse_quantize
 
     def __init__(self, units: int, *, activation: str | None = None, **kwargs: Any) -> None:
         super().__init__(units, **kwargs)

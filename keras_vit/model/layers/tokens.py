@@ -63,18 +63,23 @@ class PrefixTokens(BaseLayer):
         self.num_registers = num_registers
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
+        # An attribute each: TensorFlow's checkpoints leave out variables in a list. Several class tokens have another
+        # name, because formats with one token have no place for them.
+        count = self.num_class_tokens if self.class_token else 0
         hidden_size = input_shape[-1]
-        self.prefix = []
-        if self.class_token and self.num_class_tokens > 1:  # another name: formats with one token have no place for it
-            shape = (1, self.num_class_tokens, hidden_size)
-            self.prefix.append(self.add_weight(shape=shape, initializer=initializer("position"), name="class_tokens"))
-        elif self.class_token:
-            self.prefix.append(self.add_weight(shape=(1, 1, hidden_size), initializer="zeros", name="cls"))
-        if self.distilled:
-            self.prefix.append(self.add_weight(shape=(1, 1, hidden_size), initializer="zeros", name="distillation"))
-        if self.num_registers:
-            shape = (1, self.num_registers, hidden_size)
-            self.prefix.append(self.add_weight(shape=shape, initializer=initializer("register"), name="registers"))
+        self.cls = self._add("cls", count if count == 1 else 0, hidden_size, "zeros")
+        self.class_tokens = self._add("class_tokens", count if count > 1 else 0, hidden_size, initializer("position"))
+        self.distillation = self._add("distillation", int(self.distilled), hidden_size, "zeros")
+        self.registers = self._add("registers", self.num_registers, hidden_size, initializer("register"))
+
+    def _add(self, name: str, count: int, hidden_size: int, initial: Any) -> Any:
+        return self.add_weight(shape=(1, count, hidden_size), initializer=initial, name=name) if count else None
+
+    @property
+    def prefix(self) -> list[Any]:
+        """The variables, (1, tokens, hidden_size) each, in the order of their tokens."""
+        tokens = (self.cls, self.class_tokens, self.distillation, self.registers)
+        return [token for token in tokens if token is not None]
 
     def call(self, x: Any) -> Any:
         batch, _, hidden_size = ops.shape(x)
