@@ -93,7 +93,7 @@ def test_a_file_without_config_json_asks_for_the_pooling_and_reads_heads_and_gri
     with pytest.warns(UserWarning, match="is assumed"):
         assert_same_bits(values(converters.load(bare, config={"classifier": "gap"})), values(model))
     save_file({name: value[:-2] if name.endswith("_table") else value for name, value in load_file(bare).items()}, bare)
-    with pytest.raises(CheckpointError, match="47 relative biases are not those of a square grid"):
+    with pytest.raises(CheckpointError, match="47 relative biases does not fill a square grid"):
         converters.load(bare, config={"classifier": "gap"})
 
 

@@ -67,7 +67,7 @@ def test_photos_and_masks_drawn_by_hand_are_never_replaced(tmp_path: Path, maps:
     (tmp_path / "masks" / "b.png").unlink()
     for _ in range(2):  # its own results are replaced
         list(predict.map_each(maps, files_, to=tmp_path / "masks", top=1))
-    assert len([path for path in (tmp_path / "masks").iterdir() if path.name != files.INDEX]) == 4
+    assert len(list((tmp_path / "masks").iterdir())) == 4
     with Image.open(tmp_path / "masks" / "a.png") as file:
         file.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "masks" / "a.png", pnginfo=None)
     mended = (tmp_path / "masks" / "a.png").read_bytes()
@@ -190,9 +190,11 @@ def test_a_result_whose_note_was_not_written_is_not_replaced(tmp_path: Path, mon
     monkeypatch.undo()
     with pytest.raises(FileExistsError):
         files.check_results([path])
-    (tmp_path / files.INDEX).write_text("damaged")
+    files.record_results(path)
+    files.check_results([path])
+    moved = path.rename(tmp_path / "moved.html")
     with pytest.raises(FileExistsError):
-        files.check_results([path])
+        files.check_results([moved])
 
 
 # ---- training runs
@@ -385,7 +387,7 @@ def test_every_kind_of_place_for_every_result(
         except (OSError, ValueError) as caught:
             error = caught
         after = _snapshot(work)
-        may_change = {str(path), str(path.with_name(files.INDEX))} if is_written else set()
+        may_change = {str(path)} if is_written else set()
         changed = {
             node for node in before
             if node not in may_change and after.get(node) != before[node] and before[node][1] is not None

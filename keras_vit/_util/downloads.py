@@ -21,6 +21,7 @@ import requests
 from filelock import FileLock
 
 from keras_vit._util.checks import expand_home
+from keras_vit._util.files import cache_folder as cache_folder
 from keras_vit._util.files import replacing
 from keras_vit._util.progress import counter
 from keras_vit.errors import DownloadError, FileUnavailableError, LicenseError
@@ -43,18 +44,6 @@ class Remote(NamedTuple):
     url: str  # http://, https:// or hf://
     cached: Path  # in the cache folder
     mirrored: list[str]  # paths in a mirror: the whole path, the path without the bucket, the file name
-
-
-def cache_folder() -> Path:
-    """Folder for downloaded files, which may not exist yet."""
-    if folder := os.environ.get("KERAS_VIT_CACHE"):
-        return expand_home(folder)
-    try:
-        return expand_home(os.environ.get("KERAS_HOME") or "~/.keras") / "keras_vit"
-    except ValueError:
-        raise ValueError(
-            "Downloads are kept in ~/.keras, and this user has no home directory: set KERAS_VIT_CACHE to a folder"
-        ) from None
 
 
 def fetch(source: str, *, sha256: str | None = None) -> Path:

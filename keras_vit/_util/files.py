@@ -20,7 +20,17 @@ from keras_vit._util.checks import as_path, check_depth, expand_home
 from keras_vit._util.text import abbreviated, warn
 from keras_vit.errors import VerificationError
 
-INDEX = ".keras-vit-results.jsonl"  # in a folder: the hash of each result that was written into it, by its name
+
+def cache_folder() -> Path:
+    """Folder for downloaded files, which may not exist yet."""
+    if folder := os.environ.get("KERAS_VIT_CACHE"):
+        return expand_home(folder)
+    try:
+        return expand_home(os.environ.get("KERAS_HOME") or "~/.keras") / "keras_vit"
+    except ValueError:
+        raise ValueError(
+            "Downloads are kept in ~/.keras, and this user has no home directory: set KERAS_VIT_CACHE to a folder"
+        ) from None
 
 
 def check_results(paths: Iterable[str | os.PathLike[str]], *, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
@@ -69,23 +79,33 @@ def _files_of(path: str | os.PathLike[str]) -> list[Path]:
 def is_own(path: Path) -> bool:
     """True if keras_vit wrote this file, and its content is still what was written.
 
-    The folder's INDEX has a hash of each result. A file that was moved to another folder is its owner's.
+    The cache folder has the hash of each result, by its path. A file that was moved, or comes from another machine, is
+    its owner's.
     """
-    path = path.resolve()
-    return path.is_file() and _read_index(path.parent).get(path.name) == _hash_content(path)
+    note = _note_of(path)
+    return path.is_file() and note is not None and note.is_file() and note.read_text() == _hash_content(path)
 
 
 def record_results(*paths: Path) -> None:
-    """Note the content of finished results in their folder's INDEX, so that a later command may replace them.
+    """Note the content of finished results in the cache folder, so that a later command may replace them.
 
-    A line is added for each, which other processes may do at the same time. A process that is killed before it leaves
-    results that no command replaces, which is the safe side.
+    A process that is killed before it leaves results that no command replaces, which is the safe side.
     """
-    for path in (path.resolve() for path in paths):
-        if path.is_file():  # no device, no pipe
-            line = json.dumps({"name": path.name, "sha256": _hash_content(path)})
-            with (path.parent / INDEX).open("a", encoding="utf-8") as index:
-                index.write(f"{line}\n")
+    for path in paths:
+        note = _note_of(path)
+        if path.is_file() and note is not None:  # no device, no pipe
+            with contextlib.suppress(OSError):  # a cache that cannot be written: then nothing is replaced
+                note.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(note) as file:
+                    file.write(_hash_content(path).encode())
+
+
+def _note_of(path: Path) -> Path | None:
+    """Find the file in the cache folder with the hash of a result; None without a home directory."""
+    try:
+        return cache_folder() / "results" / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
+    except ValueError:
+        return None
 
 
 @contextlib.contextmanager
@@ -94,15 +114,6 @@ def writing_result(path: Path) -> Iterator[BinaryIO]:
     with replacing(path) as file:
         yield file
     record_results(path)
-
-
-def _read_index(folder: Path) -> dict[str, str]:
-    """Read the hash of each result in a folder by its name; of several the last."""
-    try:
-        rows = [json.loads(line) for line in (folder / INDEX).read_text(encoding="utf-8").splitlines()]
-        return {row["name"]: row["sha256"] for row in rows}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return {}  # there is none, or it is damaged: then nothing is replaced
 
 
 def _hash_content(path: Path) -> str:
