@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from PIL import Image
@@ -85,6 +86,7 @@ def test_photos_and_masks_drawn_by_hand_are_never_replaced(tmp_path: Path, maps:
 
 
 def test_an_overlay_leaves_the_background_as_it_is(tmp_path: Path) -> None:
+    keras.utils.set_random_seed(1)  # both classes occur
     model = dense.segmenter(randomised(VisionTransformer(tiny())), 2, labels=["Background", "thing"])
     file = photo(tmp_path / "a.png")
     list(predict.map_each(model, [str(file)], to=tmp_path / "maps", top=1))

@@ -22,6 +22,7 @@ from PIL import Image
 from command_line import run
 from html_document import Document
 from keras_vit import digits, zoo
+from keras_vit._util import files
 from keras_vit._util.text import byte_size
 from keras_vit.export import Report
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -198,7 +199,8 @@ def test_on_a_full_disk_the_old_report_stays(
     small: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = "an old page of keras-vit"
-    (tmp_path / "report.html").write_text(old)
+    with files.writing_result(tmp_path / "report.html") as file:
+        file.write(old.encode())
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -204,7 +204,6 @@ def resize(
     """Interpolate the position embeddings of a checkpoint to another resolution, and its patches to another size."""
     from keras_vit import converters
     from keras_vit.converters.containers import find_weights, is_keras_file
-    from keras_vit.converters.saving import check_target
     from keras_vit.zoo.pretrained import fetch_source
 
     found = options.find_model(
@@ -222,7 +221,10 @@ def resize(
     if format is None:
         check_results([target], inputs=[file])
     else:
-        check_target(target, format, file)
+        with options.quiet():
+            from keras_vit.converters.saving import check_target
+
+            check_target(target, format, file)
     with options.quiet():
         if format is not None:
             target = converters.save(found.load(), target, format=format)
