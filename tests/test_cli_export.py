@@ -172,7 +172,7 @@ def test_bench_times_saved_models_and_files_of_one_thread(written: Path, saved: 
 @pytest.mark.full
 def test_a_file_that_is_too_far_from_the_model_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for options, said in (
-        ([], "wanted cosine >= 1.0"),
+        ([], "wanted cosine >= 1"),
         (["--least-agreement", "0"], "or accept it with least_cosine=0.99"),
     ):
         line = ["export", "digits", "--to", tmp_path / "out.tflite", "--least-cosine", "1", *options]

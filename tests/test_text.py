@@ -244,7 +244,9 @@ EXPORTED = {
 def test_a_float_file_gives_the_outputs_of_the_tower(name: str, tmp_path: Path) -> None:
     tokenizer, fields = EXPORTED[name]
     report = text.tflite(small_encoder(tokenizer, **fields), tmp_path / "text.tflite", quantize="none")
-    assert report.max_error <= 1e-5  # float32 noise is 6e-7
+    # A causal tower's first token is the same for all texts, so that nothing can be compared.
+    assert report.is_constant == (name == "first token")
+    assert report.is_constant or report.max_error <= 1e-5  # float32 noise is 6e-7
     assert report.difference_cosine is None or report.difference_cosine > 0.999999
 
 
