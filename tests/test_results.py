@@ -278,7 +278,7 @@ def test_without_a_home_directory_the_error_says_what_to_set(monkeypatch: pytest
     for name in ("KERAS_VIT_CACHE", "KERAS_HOME"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="set KERAS_VIT_CACHE to a folder"):
-        downloads.cache_folder()
+        files.cache_folder()
     for wrong in (
         lambda: files.image_files(["~/a.png"]),
         lambda: files.read_file("~/a.png"),

@@ -226,9 +226,12 @@ def seen_faults(name: str, mode: str) -> Iterator[Seen]:
         with context as wrong:
             effect = share(output_of(wrong, inputs), right)
             yield Seen(name, mode, fault, effect, own, is_refused(wrong, path, mode, inputs, received))
-    shifted = {
-        key: np.concatenate([array[1:2], array[1:]]) for key, array in received.items()
-    }  # the first is another's
+    if inputs.dtype.kind == "f":
+        other = 1.1 * inputs + 0.2
+        effect = share(output_of(model, other), right)
+        yield Seen(name, mode, "another mean and std", effect, own, is_refused(model, path, mode, other, received))
+    # The first image has the second one's outputs.
+    shifted = {key: np.concatenate([array[1:2], array[1:]]) for key, array in received.items()}
     effect = share(shifted[next(iter(received))] - values + right, right)
     yield Seen(name, mode, "one image of the batch", effect, own, is_refused(model, path, mode, inputs, shifted))
 

@@ -21,8 +21,7 @@ import requests
 from filelock import FileLock
 
 from keras_vit._util.checks import expand_home
-from keras_vit._util.files import cache_folder as cache_folder
-from keras_vit._util.files import replacing
+from keras_vit._util.files import cache_folder, replacing
 from keras_vit._util.progress import counter
 from keras_vit.errors import DownloadError, FileUnavailableError, LicenseError
 

@@ -22,7 +22,7 @@ from keras_vit.errors import VerificationError
 
 
 def cache_folder() -> Path:
-    """Folder for downloaded files, which may not exist yet."""
+    """Folder for downloaded files and for notes of results, which may not exist yet."""
     if folder := os.environ.get("KERAS_VIT_CACHE"):
         return expand_home(folder)
     try:
@@ -66,14 +66,13 @@ def check_results(paths: Iterable[str | os.PathLike[str]], *, inputs: Iterable[s
 def _status(path: str | os.PathLike[str]) -> os.stat_result | None:
     try:
         return expand_home(path).stat()
-    except (OSError, RuntimeError, ValueError):  # no file: a URL, a pattern, a text
+    except (OSError, ValueError):  # no file: a URL, a pattern, a text
         return None
 
 
 def _files_of(path: str | os.PathLike[str]) -> list[Path]:
     """List the files of a folder; none of a file, a URL or a pattern."""
-    folder = Path(path)
-    return [*folder.iterdir()] if _status(path) and folder.is_dir() else []
+    return [*expand_home(path).iterdir()] if _status(path) and expand_home(path).is_dir() else []
 
 
 def is_own(path: Path) -> bool:

@@ -31,7 +31,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 class Update(NamedTuple):
-    """What an adapter does to a tensor of its base."""
+    """Update of a tensor of the base by an adapter."""
 
     module: str  # the name of its layer
     parts: dict[str, np.ndarray]  # "lora_A.weight" and the like; "" replaces the tensor

@@ -161,7 +161,8 @@ def _read_remote_file(name: str) -> bytes:
 
 def _download_and_decode(url: str, num_channels: int) -> np.ndarray:
     """Decode a file of a web server; the cache folder keeps it only if it is an image."""
-    from keras_vit._util.downloads import cache_folder, fetch
+    from keras_vit._util.downloads import fetch
+    from keras_vit._util.files import cache_folder
 
     local = fetch(url)
     try:

@@ -231,7 +231,7 @@ class Classification(Task):
                 )
             values = np.array([known[name] for name in values], np.int64)
         read = self.read_labels(values)
-        if read is None or read.ndim != 1 or not (self.num_classes and self.is_pooled):
+        if read is None or read.ndim != 1 or not (self.has_classes and self.is_pooled):
             raise ValueError(
                 f"labels must be class numbers, integers (n,), or names of the model's {self.num_classes} classes. "
                 f"Received: {values.dtype} {values.shape}"

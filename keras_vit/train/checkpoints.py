@@ -35,7 +35,11 @@ from keras_vit.zoo.pretrained import load_any, resolve
 
 STEP = re.compile(r"step-(\d{8,})")
 MANIFEST = "manifest.json"
-RUN_FILES = ("model.keras", "best.keras", "best.json", "log.jsonl", "plot.png", "tensorboard")
+# Files and folders that a run writes beside its checkpoints.
+FINAL_MODEL, BEST_MODEL = "model.keras", "best.keras"
+BEST_RECORD = "best.json"  # step and metrics of the best model
+LOG, PLOT, EVENTS = "log.jsonl", "plot.png", "tensorboard"
+RUN_FILES = (FINAL_MODEL, BEST_MODEL, BEST_RECORD, LOG, PLOT, EVENTS)
 MISSING = "(not there)"  # in place of a fact
 # Errors of damaged files. TensorFlow compares each tensor with its CRC-32C when it reads it.
 DAMAGES = (tf.errors.OpError, ValueError, IndexError)

@@ -221,9 +221,10 @@ def result_paths(folder: str | os.PathLike[str], *, predictions: bool) -> list[P
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "The examination needs a folder, and this is a file", str(target))
     paths = [target / name for name in ("examination.html", "examination.json", "predictions.csv")]
+    paths = paths if predictions else paths[:2]
     if target.is_dir():
         check_results(paths)
-    return paths if predictions else paths[:2]
+    return paths
 
 
 def examine(

@@ -17,15 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.text import duration, needs_extra, warn
-from keras_vit.train.checkpoints import as_os_error, is_local, make_folder, read_file, replace_file
+from keras_vit.train.checkpoints import EVENTS, LOG, PLOT, as_os_error, is_local, make_folder, read_file, replace_file
 from keras_vit.train.step import metric_names
 
-FILE = "log.jsonl"
 # `tf.summary.scalar` itself needs the package tensorboard.
 SCALARS = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"), data_class="DATA_CLASS_SCALAR"
 )
-PICTURE = "plot.png"
 SLOW_STEP = 5.0  # seconds of the first step that are said at once
 # A panel shows the metric of this name and those that end in it, such as `evaluation_loss`.
 PANELS = ("loss", "accuracy", "learning_rate", "gradient_norm")
@@ -40,7 +38,7 @@ class Log:
 
     def __init__(self, folder: str | os.PathLike[str], *, last_step: int | None = None) -> None:
         self._folder = make_folder(folder)
-        self._path = f"{self._folder}/{FILE}"
+        self._path = f"{self._folder}/{LOG}"
         self._pending: list[tuple[int, dict[str, float]]] = []
         self._events: Any = None  # opened for the first line: a finished run changes nothing
         with as_os_error(f"{self._folder} cannot be brought back to step {last_step}"):
@@ -65,7 +63,7 @@ class Log:
                 for step, values in pending:
                     json_able = {name: v if math.isfinite(v) else json.dumps(v) for name, v in values.items()}
                     file.write(json.dumps({"step": step} | json_able) + "\n")
-            self._events = self._events or tf.summary.create_file_writer(f"{self._folder}/tensorboard")
+            self._events = self._events or tf.summary.create_file_writer(f"{self._folder}/{EVENTS}")
             with self._events.as_default():  # flushes at its end
                 for step, values in pending:
                     tf.summary.experimental.write_raw_pb(_summary(values), step=step)
@@ -207,12 +205,12 @@ def plot(folder: str | os.PathLike[str]) -> str:
     with needs_extra("A plot", "plots"):
         from matplotlib.figure import Figure
     path = make_folder(folder)
-    records = _records(f"{path}/{FILE}")
+    records = _records(f"{path}/{LOG}")
     names = sorted({name for record in records for name in record}, key=lambda name: (len(name), name))
     panels = {panel: [n for n in names if f"_{n}".endswith(f"_{panel}")] for panel in PANELS}
     panels = {panel: curves for panel, curves in panels.items() if curves}
     if not panels:
-        raise ValueError(f"Expected {FILE} with records of {', '.join(PANELS)}. Received: {path}, which has none.")
+        raise ValueError(f"Expected {LOG} with records of {', '.join(PANELS)}. Received: {path}, which has none.")
     figure = Figure(figsize=(7, 2.5 * len(panels)), layout="constrained")
     for axes, (panel, curves) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True):
         for name in curves:
@@ -224,8 +222,8 @@ def plot(folder: str | os.PathLike[str]) -> str:
             axes.legend()
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
-    replace_file(f"{path}/{PICTURE}", picture.getvalue())
-    return f"{path}/{PICTURE}"
+    replace_file(f"{path}/{PLOT}", picture.getvalue())
+    return f"{path}/{PLOT}"
 
 
 def _records(path: str) -> list[dict[str, Any]]:

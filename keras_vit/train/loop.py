@@ -27,7 +27,15 @@ from keras_vit.errors import DivergedError as DivergedError
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import strategies
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.checkpoints import Checkpoints, as_os_error, read_file, remove, replace_file
+from keras_vit.train.checkpoints import (
+    BEST_MODEL,
+    BEST_RECORD,
+    Checkpoints,
+    as_os_error,
+    read_file,
+    remove,
+    replace_file,
+)
 from keras_vit.train.data.pipeline import ModelInput, training_batches
 from keras_vit.train.data.split import Data, Order
 from keras_vit.train.evaluation import evaluate, replicate
@@ -35,9 +43,7 @@ from keras_vit.train.log_files import MetricLogger
 from keras_vit.train.planner import evaluation_batch
 from keras_vit.train.step import TrainState, is_whole, make_train_step
 
-BEST_MODEL = "best.keras"
 TRAINING_NAMES = {"top1": "accuracy"}  # metrics of an evaluation that have another name in training
-BEST_RECORD = "best.json"  # step and metrics of best.keras
 # `eval_steps="auto"`: evaluations in a run, and the fewest steps between them.
 EVALUATIONS, FEWEST_STEPS = 10, 10
 Answer = TypeVar("Answer")

@@ -58,7 +58,7 @@ def load_beside_lora(layer: Any, load: Callable[[Any], None], store: Any) -> Non
 
 
 class DenseRules(keras.layers.Layer):
-    """What our dense layers change of Keras' Dense and EinsumDense, in front of which they inherit it."""
+    """Base of dense layers, inherited before Keras' Dense or EinsumDense: no `quantize`, and LoRA that loads."""
 
     quantize = refuse_quantize
 

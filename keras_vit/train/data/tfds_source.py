@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.checks import expand_home
-from keras_vit._util.downloads import cache_folder
-from keras_vit._util.files import count_records, hash_files
+from keras_vit._util.files import cache_folder, count_records, hash_files
 from keras_vit._util.text import error_reason, nearest, needs_extra, warn
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.model import images
