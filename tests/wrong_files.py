@@ -239,6 +239,7 @@ def seen_faults(name: str, mode: str) -> Iterator[Seen]:
 @functools.cache
 def made(name: str) -> Any:
     """Make the model of a kind."""
+    keras.utils.set_random_seed(0)
     return KINDS[name].make()
 
 

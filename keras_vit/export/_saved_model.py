@@ -75,9 +75,8 @@ def saved_model(
         VerificationError: the outputs are not those of the model.
 
     Example:
-        >>> size = {"image_size": 8, "patch_size": 4, "hidden_size": 8, "mlp_dim": 16, "num_heads": 2, "num_layers": 1}
-        >>> model = keras_vit.VisionTransformer(keras_vit.ViTConfig(**size, num_classes=3))
-        >>> report = keras_vit.export.saved_model(model, "vit/1", labels=["ant", "bee", "cat"], warmup=())
+        >>> model = keras_vit.zoo.load("digits")
+        >>> report = keras_vit.export.saved_model(model, "vit/1", labels=list("abcdefghij"), warmup=())
         >>> report.cosine > 0.9999
         True
     """
