@@ -28,6 +28,7 @@ from keras_vit.cli import app, predict
 from keras_vit.errors import CheckpointError
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.checkpoints import RUN_FILES
+from keras_vit.train.data import folder_source
 from keras_vit.visualize import report_page
 from marks import full_except
 from tiny_models import randomised, tiny
@@ -249,6 +250,7 @@ def test_a_finished_run_without_its_checkpoints_is_not_trained_over(tmp_path: Pa
     assert (out / "model.keras").read_bytes() == model
 
 
+@pytest.mark.full
 def test_a_run_that_died_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     for name in ("log.jsonl", "best.json"):
@@ -256,6 +258,16 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again(tmp_path: Path
     assert tiny_run(tmp_path, "digits").steps == 2
 
 
+def test_folders_of_runs_are_not_listed_as_classes(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    for run_folder in ("run", "runs/first"):
+        (tmp_path / run_folder / "checkpoints").mkdir(parents=True)
+        _write(tmp_path / run_folder / "log.jsonl", b"{}")
+    (tmp_path / "a" / "checkpoints").mkdir()  # without a log: somebody's own
+    assert folder_source.subfolders(str(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*too few images for an evaluation split")
 def test_the_folder_of_a_run_is_no_class(tmp_path: Path) -> None:
     data = two_classes(tmp_path)
