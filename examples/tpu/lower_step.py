@@ -102,7 +102,8 @@ def training_step(recipe: train.Recipe, model: Any) -> tuple[Callable[..., Any],
 
         seed = step.replica_seed(recipe, now, tf.distribute.get_replica_context().replica_id_in_sync_group)
         batch = {"image": images, "label": labels}
-        sums, loss = step.accumulate(gradients, batch, seed, count=recipe.accumulation)
+        zeros = [tf.zeros_like(value) for value in values], tf.zeros(())
+        sums, loss = step.accumulate(gradients, batch, seed, count=recipe.accumulation, zeros=zeros)
         clipped, norm = update_rules.clip(sums, recipe.clip_norm)
         rule.variables = [Held(value) for value in values]
         rule.slots = dict(zip(slots, map(Held, kept), strict=True))

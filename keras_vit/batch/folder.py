@@ -63,13 +63,10 @@ class Folder:
         return hash_files(self.names(number), Path(self.record["working_folder"]))
 
     def stale(self, first: int = 0, step: int = 1) -> list[int]:
-        """List the finished files, from `first` each `step`-th, some of whose images are not as they were, by number.
-
-        Files of earlier versions do not say how their images were.
-        """
+        """List by number the finished files, from `first` each `step`-th, with an image that is not as it was."""
         numbers = (number for number in range(first, self.record["files"], step) if self.file(number).exists())
-        known = ((number, (pq.read_schema(self.file(number)).metadata or {}).get(INPUTS)) for number in numbers)
-        return [number for number, then in known if then not in (None, self.hash_inputs(number).encode())]
+        known = ((number, pq.read_schema(self.file(number)).metadata[INPUTS]) for number in numbers)
+        return [number for number, then in known if then != self.hash_inputs(number).encode()]
 
     def is_current(self) -> bool:
         """Check that the source has the images of the list, in its order. A source of URLs is not listed again."""

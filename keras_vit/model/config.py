@@ -204,13 +204,6 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
             changes = {"labels": None, "projection_head": False, "probabilities": "softmax", **changes}
         return dataclasses.replace(self, **changes)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert the fields to plain values, for JSON; `ViTConfig(**fields)` restores the config."""
-        fields = super().to_dict()
-        if self.resnet and (self.resnet.groups, self.resnet.stage_channels) == (32, ()):  # as earlier versions
-            del fields["resnet"]["groups"], fields["resnet"]["stage_channels"]
-        return fields
-
     @classmethod
     def from_name(cls, name: str, **changes: Any) -> ViTConfig:
         """Look up the official architecture with this name (vit_jax/configs/models.py, big_vision's models/vit.py).

@@ -387,7 +387,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Recipe:
-        """Restore a recipe that `to_dict` stored, also of an earlier version, which named its variant.
+        """Restore a recipe that `to_dict` stored.
 
         Args:
             fields: as `to_dict` returns them.
@@ -396,7 +396,7 @@ class Recipe:
             >>> keras_vit.train.Recipe.from_dict(keras_vit.train.recipe("digits").to_dict()).epochs
             100.0
         """
-        return cls(**{name: value for name, value in fields.items() if name != "variant"}, changed=frozenset())
+        return cls(**fields, changed=frozenset())
 
 
 FIELD_RULES = {name: rule for name, rule in field_rules(Recipe).items() if name != "changed"}

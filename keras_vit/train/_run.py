@@ -22,7 +22,6 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import prepare, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import (
-    MISSING,
     Checkpoints,
     check_run_folder,
     exclusive,
@@ -40,24 +39,25 @@ from keras_vit.train.probe import Probe
 from keras_vit.train.recipe_files import recipe as load_recipe
 from keras_vit.train.step import TrainState
 
-# Fields that a continued run may change, because they do not influence the weights. The exception is accumulation: it
+FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint
+# What may differ when a run is continued, because it does not influence the weights. The exception is accumulation: it
 # changes rounding and dropout masks, but so does another number of devices, which may need another accumulation.
-CHANGEABLE_FIELDS = (
-    "accumulation",
-    "log_steps",
-    "checkpoint_steps",
-    "checkpoint_minutes",
-    "keep",
-    "eval_steps",
-    "steps_per_call",
+MAY_DIFFER = (
+    "data.arguments",
+    FINGERPRINT,
+    "teacher.source",
+    "recipe.accumulation",
+    "recipe.log_steps",
+    "recipe.checkpoint_steps",
+    "recipe.checkpoint_minutes",
+    "recipe.keep",
+    "recipe.eval_steps",
+    "recipe.steps_per_call",
 )
 PROBE = "probe"  # folder of the run that finds the first head, in that of the training
 OF_PROBE = {"image_size", "config", "layers", "precision", "seed"}  # fields of a recipe on which that head depends
 _SHARED_PROBE: ContextVar[str | None] = ContextVar("folder of the probe that several runs begin with", default=None)
-# Fields that checkpoints of earlier versions may lack.
-ADDED_FIELDS = ("head", "max_depth", "teacher_size", "layers", "head_start", "train_only", "lora_rank", "lora_targets")
 MOST_METRICS = 5  # that are printed of a result; `metrics` has all
-FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint; those of earlier versions lack it
 CHANGED = "the images or labels, or the times of their files, are not those of the run before"
 FINISHED = (
     "{folder} is finished: all {total:,} steps are done. To train longer, start a new run from its weights: "
@@ -389,16 +389,14 @@ def _train_to_the_end(
 def _restore(checkpoints: Checkpoints, state: TrainState | Probe) -> int | None:
     """Restore the newest checkpoint; say if it is of other images or labels, of which a probe keeps no features."""
     restored = checkpoints.restore()
-    then, _ = checkpoints.changed.get(FINGERPRINT, (None, None))
-    if restored is None or then is None:
+    if restored is None or FINGERPRINT not in checkpoints.changed:
         return restored
     if isinstance(state, Probe):
         state.forget()
         checkpoints.clear()
         warn(f"{checkpoints.folder}: {CHANGED}: all features are computed again")
         return None
-    if then != MISSING:
-        warn(f"{checkpoints.folder}: {CHANGED}: training goes on with the data as they are now")
+    warn(f"{checkpoints.folder}: {CHANGED}: training goes on with the data as they are now")
     return restored
 
 
@@ -428,8 +426,6 @@ def _open_checkpoints(
         state.variables,
         keep=state.recipe.keep,
         facts=facts,
-        may_differ=["data.arguments", FINGERPRINT, "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
-        # Earlier versions did not always keep the class names, and had no maps.
-        may_be_added=["model.labels", *(f"recipe.{name}" for name in ADDED_FIELDS)],
+        may_differ=MAY_DIFFER,
         writes=strategies.is_chief(state.strategy),
     )

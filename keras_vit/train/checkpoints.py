@@ -40,7 +40,7 @@ FINAL_MODEL, BEST_MODEL = "model.keras", "best.keras"
 BEST_RECORD = "best.json"  # step and metrics of the best model
 LOG, PLOT, EVENTS = "log.jsonl", "plot.png", "tensorboard"
 RUN_FILES = (FINAL_MODEL, BEST_MODEL, BEST_RECORD, LOG, PLOT, EVENTS)
-MISSING = "(not there)"  # in place of a fact
+_MISSING = "(not there)"  # in place of a fact
 # Errors of damaged files. TensorFlow compares each tensor with its CRC-32C when it reads it.
 DAMAGES = (tf.errors.OpError, ValueError, IndexError)
 
@@ -146,8 +146,8 @@ class Checkpoints:
     """Checkpoints of one run in one folder, which only one process at a time may use, see `exclusive`.
 
     `variables` and `facts` (settings that JSON can hold) are by name; facts must be the same when a run is continued,
-    except the dotted names `may_differ`, with all below them, and `may_be_added`, which were None in checkpoints of
-    earlier versions. The newest `keep` are kept. `writes` is False on all workers except the chief.
+    except the dotted names `may_differ`, with all below them. The newest `keep` are kept. `writes` is False on all
+    workers except the chief.
     """
 
     def __init__(
@@ -158,7 +158,6 @@ class Checkpoints:
         keep: int = 3,
         facts: Mapping[str, Any],
         may_differ: Collection[str] = (),
-        may_be_added: Collection[str] = (),
         writes: bool = True,
     ) -> None:
         path = plain_path(folder)
@@ -170,7 +169,6 @@ class Checkpoints:
         self.folder = make_folder(path)
         self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are read back: tuples become lists
         self._may_differ = frozenset(may_differ)
-        self._may_be_added = frozenset(may_be_added)
         self._keep = keep
         self._writes = writes
         self._checkpoint = tf.train.Checkpoint(variables=dict(variables))
@@ -252,16 +250,11 @@ class Checkpoints:
 
     def _check(self, saved: Mapping[str, Any]) -> None:
         """Raise CheckpointError if another run saved the checkpoint."""
-        earlier = dict(saved["facts"])
-        with contextlib.suppress(LookupError, TypeError, ValueError):  # add the fields that there were not then
-            earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
-            earlier["recipe"] = Recipe.from_dict(earlier["recipe"]).to_dict()
-        self.changed = _differences(earlier, self._facts)
+        self.changed = _differences(saved["facts"], self._facts)
         differences = {
             name: (then, now)
             for name, (then, now) in self.changed.items()
-            if not (then == "null" and name in self._may_be_added)
-            and not any(f"{name}.".startswith(f"{allowed}.") for allowed in self._may_differ)
+            if not any(f"{name}.".startswith(f"{allowed}.") for allowed in self._may_differ)
         }
         title, remedy = "a run with other settings", "the settings of that run"
         if not differences:
@@ -303,18 +296,16 @@ def _list_steps(folder: str) -> list[int]:
 def _read_manifest(path: str) -> dict[str, Any]:
     """Read step, facts and variables of a checkpoint, or raise one of DAMAGES."""
     content: Any = json.loads(read_file(f"{path}/{MANIFEST}"))
-    if isinstance(content, dict):
-        content = content.get("content", content)  # earlier versions added a hash
     if not isinstance(content, dict) or not {"step", "facts", "variables"} <= content.keys():
         raise ValueError(f"{MANIFEST} does not have step, facts and variables")
     return content
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Compare by dotted names: the JSON of both values where they differ, MISSING for one that is not there."""
+    """Compare by dotted names: the JSON of both values where they differ, _MISSING for one that is not there."""
     before, after = _flatten(then), _flatten(now)
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return {name: (before.get(name, MISSING), after.get(name, MISSING)) for name in names}
+    return {name: (before.get(name, _MISSING), after.get(name, _MISSING)) for name in names}
 
 
 def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

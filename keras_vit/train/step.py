@@ -136,7 +136,8 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
 
     def gradients(batch: Batch, seed: Any) -> Gradients:
         compute = functools.partial(_gradients, state, compiler)
-        return accumulate(compute, batch, seed, count=count, interrupt=state.interrupt)
+        zeros = [tf.zeros_like(v) for v in state.trained], tf.zeros(1 + len(state.metrics))
+        return accumulate(compute, batch, seed, count=count, zeros=zeros, interrupt=state.interrupt)
 
     if scope == "step" and replicas > 1:  # a collective operation cannot be part of an XLA program
         gradients = tf.function(gradients, jit_compile=True, autograph=False)
@@ -208,11 +209,18 @@ def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
 
 
 def accumulate(
-    gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int, interrupt: Any = 0
+    gradients: Callable[[Batch, Any], Gradients],
+    batch: Batch,
+    seed: Any,
+    *,
+    count: int,
+    zeros: Gradients,
+    interrupt: Any = 0,
 ) -> Gradients:
     """Sum the gradients of `count` micro-batches, one at a time in memory; `count` divides the number of images.
 
-    Outside of XLA, a variable `interrupt` that is no longer 0 before a micro-batch ends the step with an error.
+    `zeros` have the shapes and dtypes of what `gradients` returns. Outside of XLA, a variable `interrupt` that is no
+    longer 0 before a micro-batch ends the step with an error.
     """
     if count == 1:
         return gradients(batch, seed)
@@ -226,13 +234,8 @@ def accumulate(
             number = tf.identity(k)
         return k + 1, tf.nest.map_structure(tf.add, sums, micro_batch_gradients(number))
 
-    # The first micro-batch stays outside of the loop: TensorFlow rounds the operations of a loop differently, so that
-    # without XLA a run would no longer continue bit for bit from checkpoints of earlier versions.
-    first = micro_batch_gradients(tf.constant(0))
-    # Without these two limits TensorFlow computes several micro-batches at once, each with its own activations.
-    with tf.control_dependencies(tf.nest.flatten(first)):
-        start = tf.identity(tf.constant(1))
-    return tf.while_loop(lambda k, _: k < count, add, (start, first), parallel_iterations=1)[1]
+    # One at a time, or TensorFlow computes several micro-batches at once, each with its own activations.
+    return tf.while_loop(lambda k, _: k < count, add, (tf.constant(0), zeros), parallel_iterations=1)[1]
 
 
 def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:

@@ -82,7 +82,7 @@ def archive_files(config: ViTConfig, dtype: str, source_size: Any, labels: Seque
     A file with a source size takes pixels of that size only, and prepares them itself: callers are told nothing.
     """
     files = {}
-    if labels:  # first, as in files of earlier versions
+    if labels:
         files[LABELS] = "".join(f"{label}\n" for label in single_lines(labels))
     if source_size is None:
         preprocessing = config.preprocessing

@@ -1,0 +1,59 @@
+"""A run continues with the settings that it began with, or says which one is another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from keras_vit.errors import CheckpointError
+from keras_vit.train import _run
+from keras_vit.train.checkpoints import MANIFEST, Checkpoints
+
+OTHER = "another value"
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what a run of one step notes beside its variables."""
+    from keras_vit import train
+    from tiny_models import tiny
+
+    out = tmp_path_factory.mktemp("resumed") / "run"
+    recipe = train.recipe("digits", steps=1, batch_size=4, image_size=16, xla=False)
+    train.run(recipe, model=tiny(num_classes=10), data="digits", out=out, progress=False)
+    (manifest,) = out.glob(f"checkpoints/*/{MANIFEST}")
+    return dict(json.loads(manifest.read_text())["facts"])
+
+
+def changed(facts: dict[str, Any], group: str, name: str) -> dict[str, Any]:
+    return {**facts, group: {**facts[group], name: OTHER}}
+
+
+def test_each_setting_that_is_not_declared_harmless_is_refused_by_name(facts: dict[str, Any], tmp_path: Path) -> None:
+    variables = {"step": tf.Variable(1)}
+    saved = Checkpoints(tmp_path / "run", variables, facts=facts, may_differ=_run.MAY_DIFFER)
+    saved.save(1)
+    named = {(group, name) for group in ("recipe", "model", "data") for name in facts[group]}
+    assert {("recipe", "teacher_size"), ("recipe", "max_depth"), ("recipe", "head"), ("model", "labels")} <= named
+    accepted = set()
+    for group, name in named:
+        again = Checkpoints(tmp_path / "run", variables, facts=changed(facts, group, name), may_differ=_run.MAY_DIFFER)
+        try:
+            again.restore()
+        except CheckpointError as error:
+            assert f"{group}.{name}" in str(error) and OTHER in str(error), error
+        else:
+            accepted.add(f"{group}.{name}")
+    assert accepted == set(_run.MAY_DIFFER) - {"teacher.source"}
+
+
+def test_a_setting_that_the_checkpoint_lacks_is_refused(facts: dict[str, Any], tmp_path: Path) -> None:
+    variables = {"step": tf.Variable(1)}
+    earlier = {**facts, "recipe": {name: value for name, value in facts["recipe"].items() if name != "head"}}
+    Checkpoints(tmp_path / "run", variables, facts=earlier).save(1)
+    with pytest.raises(CheckpointError, match=r"recipe\.head: \(not there\) then, null now"):
+        Checkpoints(tmp_path / "run", variables, facts=facts).restore()
