@@ -282,7 +282,8 @@ def is_finite(value: np.ndarray) -> bool:
 
 def as_array(variable: Any) -> np.ndarray:
     """Convert a variable, or an array, to float32."""
-    return keras.ops.convert_to_numpy(variable).astype(np.float32)
+    # Not Keras' convert_to_numpy, which raises NumPy's deprecation of copies of a variable.
+    return np.asarray(variable).astype(np.float32, copy=False)
 
 
 def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTConfig) -> np.ndarray:

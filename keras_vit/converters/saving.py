@@ -15,7 +15,7 @@ from keras_vit._util.checks import as_path
 from keras_vit._util.files import check_results, record_results, replacing
 from keras_vit._util.text import warn
 from keras_vit.converters import config_json
-from keras_vit.converters.containers import ITEM_BYTES, TYPE_CODES, quoted
+from keras_vit.converters.containers import ITEM_BYTES, TYPE_CODES, Header, quoted
 from keras_vit.converters.facts import NOTE_KEY, KnownFields, asked_for
 from keras_vit.converters.loading import as_array, load, variables_by_path
 from keras_vit.converters.source import (
@@ -243,12 +243,7 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     unstated = {name: value for name, value in told_size.items() if name not in json_fields}
     read_back = infer(shapes, table, KnownFields(row_fields=rows, json_fields=json_fields, caller_fields=unstated))
     inexact = _compare(config, read_back, table)
-    names = [*(source.tensor for source in sources.values()), *table.unused_tensors(config.to_dict())]
-    if table.find_prefix(names) is None:
-        raise CheckpointError(
-            f"Files in {table.format} format are recognised by {list(table.detect)} without any of "
-            f"{list(table.detect_absent)}. The model's file would not be"
-        )
+    _check_read_back(config, shapes, sources, table)
     return WritePlan(sources, json_values, inferred, tuple(missing), inexact)
 
 
@@ -272,6 +267,32 @@ def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, 
             f"The {table.format} format has one tensor for several variables, of which some are missing: {partial[0]}"
         )
     return sources
+
+
+def _check_read_back(config: ViTConfig, shapes: Shapes, sources: Mapping[str, Source], table: Table) -> None:
+    """Raise a CheckpointError unless the table finds every variable again in the names and shapes of the file."""
+    # Views of one zero: only the shapes are used.
+    zeros = {path: np.broadcast_to(np.float32(0), shapes[path]) for path in sources}
+    written = {name: tensor.shape for name, tensor in collect(zeros, sources, table)}
+    written |= dict.fromkeys(table.unused_tensors(config.to_dict()), (1, config.hidden_size))
+    headers = {name: Header(name, shape, "float32") for name, shape in written.items()}
+    if table.find_prefix(headers) is None:
+        raise CheckpointError(
+            f"Files in {table.format} format are recognised by {list(table.detect)} without any of "
+            f"{list(table.detect_absent)}. The model's file would not be"
+        )
+    read = table.match(headers)
+    wrong = [
+        f"{source.tensor!r} for {path}"
+        for path, source in sources.items()
+        if path not in read.sources or read.sources[path].tensor != source.tensor
+    ]
+    if wrong := wrong or [repr(name) for name in (*read.unknown, *read.other_parts)]:
+        raise CheckpointError(
+            f"The table {table.format} would not read what it writes: {', '.join(wrong[:3])} ({len(wrong)} in all). "
+            "Its [tensors] need the names as they are after `prefixes` and [spelled], and `write_prefix` is one of "
+            "`prefixes`"
+        )
 
 
 def _compare(config: ViTConfig, read_back: ViTConfig, table: Table) -> tuple[str, ...]:

@@ -49,10 +49,16 @@ SCALE = 12  # bytes for each output of an int8 kernel: a float32 scale, and the 
 # exist at once in inference, the input included. Results with a single reader are overwritten in place; most
 # activations read their input twice, for a product at the end.
 OF_OUTPUT = ("relu", "relu6", "sigmoid", "tanh")  # their gradient needs the output, which the next layer keeps too
-KEPT = {"gelu_tanh": 5, "gelu_erf": 5, "gelu_quick": 3, "silu": 2, "hard_swish": 4, "leaky_relu": 2, "linear": 1}
-KEPT |= dict.fromkeys(OF_OUTPUT, 1)
-PEAK = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "hard_swish": 2, "leaky_relu": 1, "linear": 1}
-PEAK |= dict.fromkeys(OF_OUTPUT, 1)
+ACTIVATION_TENSORS = {
+    "gelu_tanh": (5, 2),
+    "gelu_erf": (5, 2),
+    "gelu_quick": (3, 2),
+    "silu": (2, 2),
+    "hard_swish": (4, 2),
+    "leaky_relu": (2, 1),
+    "linear": (1, 1),
+    **dict.fromkeys(OF_OUTPUT, (1, 1)),
+}
 # The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
     image_size patch_size num_channels patch_bias resnet class_token num_class_tokens distilled num_registers pre_norm
@@ -160,6 +166,8 @@ def count(config: ViTConfig) -> Numbers:
             f"The cost of {unknown} is unknown. Add them to FIELDS in {__name__} and to the costs they change, or "
             "declare them as `uncounted`"
         )
+    for activation in (config.activation, config.representation_activation):
+        _activation_tensors(activation)
     return count_model(symbolic_model(config))
 
 
@@ -367,15 +375,22 @@ def _rotary(layer: RotaryFrequencies, shape: Shape) -> Cost:
     return Cost(kept_float32=values // 2, peak=values, widest=values)  # the angles, of whose functions each is half
 
 
+def _activation_tensors(name: str) -> tuple[int, int]:
+    if name not in ACTIVATION_TENSORS:
+        raise TypeError(f"The cost of the activation {name!r} is unknown. Add it to ACTIVATION_TENSORS in {__name__}")
+    return ACTIVATION_TENSORS[name]
+
+
 def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
     positions, width = shape
+    kept, peak = _activation_tensors(layer.activation)
     hidden = positions * layer.mlp_dim
     denses: list[Any] = [layer.dense1, layer.dense2, *([layer.gate] if layer.gated else [])]
     cost = Cost(
         multiply_adds=positions * sum(prod(dense.kernel.shape) for dense in denses),
-        kept=positions * width + (KEPT[layer.activation] + layer.gated) * hidden,
+        kept=positions * width + (kept + layer.gated) * hidden,
         kept_inputs=positions * width + hidden * (layer.activation not in OF_OUTPUT),
-        peak=(PEAK[layer.activation] + layer.gated) * hidden,
+        peak=(peak + layer.gated) * hidden,
         widest=hidden,
     )
     if layer.norm_epsilon is not None:

@@ -194,7 +194,7 @@ def _activation(file: FileWriter, layer: Any, name: Any, x: Tensor) -> Tensor:
     ours = next((known for known in ACTIVATIONS if activation_function(known) is layer.activation), None)
     if ours is None:
         raise unsupported(layer, f" with the activation {name!r}")
-    return activation(file.ops, ours, x, f"{layer.name}/{ours}")
+    return activation(file, layer, ours, x, f"{layer.name}/{ours}")
 
 
 def _convolution(file: FileWriter, layer: Any, x: Any, *, norm: Any = None, activation: str | None = None) -> Tensor:

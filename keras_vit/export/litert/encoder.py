@@ -51,7 +51,7 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> PendingTensor:
 
 
 honours(vit.PrefixTokens, "class_token", "num_class_tokens", "distilled", "num_registers")
-honours(vit.PositionEmbedding, "grid", "prefix_tokens", "kind", "method")
+honours(vit.PositionEmbedding, "grid", "prefix_tokens", "method", kind=("learned", "learned2d", "sincos2d"))
 
 
 @writes(vit.PrefixTokens, vit.PositionEmbedding, reads_stream=True)
@@ -210,7 +210,7 @@ honours(RelativeBias, "grid", "num_heads", "prefix_tokens", "mlp_dim", "method")
 # Of the tokens they read shape and type alone.
 STREAM_READERS.update((RelativePosition, RelativeBias, RotaryFrequencies))
 honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
-honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "axes", "block")
+honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "block", axes=("yx", "xy"))
 honours(RotaryFrequencies, "rotary", "num_layers", "num_heads", "head_size")
 honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
 honours(MergeHeads, "width")

@@ -26,12 +26,12 @@ class ImageInput(NamedTuple):
 honours(keras.layers.InputLayer, "batch_shape", "sparse", "ragged", "optional")
 honours(
     Preprocessing,
-    "interpolation",
     "antialias",
     "crop_fraction",
     "round_pixels",
     "mean",
     "std",
+    interpolation=("bilinear", "bicubic", "area", "nearest", "lanczos3"),
     resize=("squash", "crop"),
     crop_rounding=("nearest", "down", "half_even"),
 )

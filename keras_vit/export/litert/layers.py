@@ -1,6 +1,7 @@
 """Writers of layers that all parts of a network have: norm, dense, activation, MLP."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, unsupported, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
-from keras_vit.model.layers.base import LEAKY_SLOPE, activation_function
+from keras_vit.model.layers.base import LEAKY_SLOPE, QUICK_SLOPE, activation_function
 from keras_vit.model.layers.block import Dense
 
 MAX_RANK = 4  # dimensions that GPUs and NPUs accept
@@ -48,9 +49,20 @@ def write_norm(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     return norm(file, layer, file.read(x), layer.name)
 
 
-# Activations that are one operator without options.
-OPERATORS = {"relu": "RELU", "relu6": "RELU6", "hard_swish": "HARD_SWISH", "sigmoid": "LOGISTIC", "tanh": "TANH"}
-KNOWN_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "silu", "leaky_relu", "linear", *OPERATORS)
+# How `config.ACTIVATIONS` are written: operators, tensor, name -> tensor. Another one is refused.
+_WRITE_ACTIVATION: dict[str, Callable[[Operators, Tensor, str], Tensor]] = {
+    "linear": lambda ops, x, name: x,
+    "gelu_tanh": lambda ops, x, name: ops.gelu(x, name, approximate=True),
+    "gelu_erf": lambda ops, x, name: ops.gelu(x, name, approximate=False),
+    "gelu_quick": lambda ops, x, name: _gated(ops, x, name, slope=QUICK_SLOPE),
+    "silu": lambda ops, x, name: _gated(ops, x, name),
+    "leaky_relu": lambda ops, x, name: ops.unary("LEAKY_RELU", x, name, options="LeakyReluOptions", alpha=LEAKY_SLOPE),
+    "relu": lambda ops, x, name: ops.unary("RELU", x, name),
+    "relu6": lambda ops, x, name: ops.unary("RELU6", x, name),
+    "hard_swish": lambda ops, x, name: ops.unary("HARD_SWISH", x, name),
+    "sigmoid": lambda ops, x, name: ops.unary("LOGISTIC", x, name),
+    "tanh": lambda ops, x, name: ops.unary("TANH", x, name),
+}
 for kind in (keras.layers.Dense, Dense):
     honours(kind, "units", "activation", "use_bias", "lora_rank", "lora_alpha")
 
@@ -68,7 +80,7 @@ def write_dense(file: FileWriter, layer: Any, x: Any, *, factor: float | None = 
     if not function:
         raise unsupported(layer, f" with the activation {keras.activations.serialize(layer.activation)!r:.200}")
     x = file.ops.dense(value.tensor, *weights, f"{layer.name}/dense")
-    return PendingTensor(activation(file.ops, function, x, layer.name))
+    return PendingTensor(activation(file, layer, function, x, layer.name))
 
 
 def norm(file: FileWriter, layer: Any, x: PendingTensor, name: str) -> PendingTensor:
@@ -155,7 +167,7 @@ def residual_dense(
     return file.ops.dense(x.tensor, *weights, name, few_rows=few_rows)
 
 
-honours(vit.MLP, "mlp_dim", "gated", "norm_epsilon", "dropout_rate", activation=KNOWN_ACTIVATIONS)
+honours(vit.MLP, "mlp_dim", "gated", "norm_epsilon", "dropout_rate", activation=tuple(_WRITE_ACTIVATION))
 
 
 def mlp(
@@ -165,7 +177,7 @@ def mlp(
     hidden = gate = file.dense(x, folding.dense_weights(layer.dense1), f"{name}/dense1")
     if layer.gated:
         gate = file.dense(x, folding.dense_weights(layer.gate), f"{name}/gate")
-    gate = activation(file.ops, layer.activation, gate, f"{name}/activation")
+    gate = activation(file, layer, layer.activation, gate, f"{name}/activation")
     value = PendingTensor(file.ops.multiply(gate, hidden, f"{name}/gated") if layer.gated else gate)
     if layer.norm_epsilon is not None:
         value = norm(file, layer.norm, value, f"{name}/norm")
@@ -179,21 +191,20 @@ def token_mlp(file: FileWriter, layer: Any, x: Tensor, name: str, *, queries: in
     last = DenseWeights(last.kernel[:queries], last.bias[:queries])
     x = ops.transpose(x, (0, 2, 1), f"{name}/channels_first")
     hidden = ops.dense(x, *folding.dense_weights(layer.dense1), f"{name}/dense1")
-    hidden = activation(ops, layer.activation, hidden, f"{name}/activation")
+    hidden = activation(file, layer, layer.activation, hidden, f"{name}/activation")
     return ops.transpose(ops.dense(hidden, *last, f"{name}/dense2"), (0, 2, 1), name)
 
 
-def activation(ops: Operators, function: str, x: Tensor, name: str) -> Tensor:
-    """Apply one of `config.ACTIVATIONS`."""
-    if function == "linear":
-        return x
-    if function in OPERATORS:
-        return ops.unary(OPERATORS[function], x, name)
-    if function == "leaky_relu":
-        return ops.unary("LEAKY_RELU", x, name, options="LeakyReluOptions", alpha=LEAKY_SLOPE)
-    if function in ("gelu_tanh", "gelu_erf"):
-        return ops.gelu(x, name, approximate=function == "gelu_tanh")
-    gate = x  # silu
-    if function == "gelu_quick":
-        gate = ops.multiply(x, ops.constant(np.array(1.702, np.float32), "gelu_quick"), f"{name}/slope")
+def activation(file: FileWriter, layer: Any, function: str, x: Tensor, name: str) -> Tensor:
+    """Apply a layer's activation, one of `config.ACTIVATIONS`; raise a ValueError for one without operators."""
+    if function not in _WRITE_ACTIVATION:
+        raise unsupported(layer, f" with the activation {function!r}")
+    return _WRITE_ACTIVATION[function](file.ops, x, name)
+
+
+def _gated(ops: Operators, x: Tensor, name: str, *, slope: float = 1.0) -> Tensor:
+    """Compute x * sigmoid(slope * x)."""
+    gate = x
+    if slope != 1:
+        gate = ops.multiply(x, ops.constant(np.array(slope, np.float32), "gelu_quick"), f"{name}/slope")
     return ops.multiply(x, ops.unary("LOGISTIC", gate, f"{name}/gate"), name)

@@ -11,17 +11,12 @@ from keras_vit.export.litert.operators import FLOAT32, Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, source, writes
 from keras_vit.model import layers as vit
 
-RESNET_FIELDS = ("width", "groups", "norm_epsilon", "conv_epsilon", "conv_epsilon_place")
-honours(vit.ResNetRoot, *RESNET_FIELDS, version=(1, 2))
-honours(vit.ResNetUnit, *RESNET_FIELDS, "channels", "strides", version=(1, 2))
+EPSILON_PLACES = ("std", "variance")
+RESNET_FIELDS = ("width", "groups", "norm_epsilon", "conv_epsilon")
+honours(vit.ResNetRoot, *RESNET_FIELDS, conv_epsilon_place=EPSILON_PLACES, version=(1, 2))
+honours(vit.ResNetUnit, *RESNET_FIELDS, "channels", "strides", conv_epsilon_place=EPSILON_PLACES, version=(1, 2))
 honours(
-    vit.StandardizedConv2D,
-    "filters",
-    "kernel_size",
-    "strides",
-    "epsilon",
-    "symmetric",
-    epsilon_place=("std", "variance"),
+    vit.StandardizedConv2D, "filters", "kernel_size", "strides", "epsilon", "symmetric", epsilon_place=EPSILON_PLACES
 )
 honours(vit.GroupNormalization, "epsilon", "groups")
 

@@ -97,10 +97,11 @@ def _gelu_erf(x: Any) -> Any:
 
 
 def _gelu_quick(x: Any) -> Any:
-    return x * ops.sigmoid(1.702 * x)
+    return x * ops.sigmoid(QUICK_SLOPE * x)
 
 
 LEAKY_SLOPE = 0.01  # PyTorch's
+QUICK_SLOPE = 1.702  # OpenAI's
 
 
 def _leaky_relu(x: Any) -> Any:
