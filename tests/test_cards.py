@@ -148,11 +148,6 @@ def test_a_typing_error_in_a_card_is_one_clear_error(tmp_path: Path) -> None:
         read_text(tmp_path, CARD + "=")
 
 
-def test_a_card_may_still_spell_its_license_as_in_the_last_version(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="license"):
-        read_text(tmp_path, CARD.replace("license =", "licence ="))
-
-
 def test_all_errors_in_a_card_are_told_together_and_each_once(tmp_path: Path) -> None:
     with pytest.raises(CardError, match="'licens'.*'fle'"):
         read_text(tmp_path, CARD.replace("license", "licens").replace("file =", "fle ="))

@@ -6,6 +6,10 @@ import gc
 import inspect
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -192,3 +196,15 @@ def test_a_file_of_another_model_or_size_is_an_error(
     message = fails(monkeypatch, "verify", written, tmp_path / "other.npz", "--quantize", "dynamic")
     assert "differs from the model: wanted cosine >= 0.995 and difference_cosine >= 0.97 and" in message
     assert "takes images of" in fails(monkeypatch, "verify", written, "digits", "--image-size", "48")
+
+
+@pytest.mark.full
+def test_an_export_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "keras_vit", "export", "digits", "--to", str(tmp_path / "a.tflite")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while not list(tmp_path.glob("*")) and not list(tmp_path.glob(".*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 143
+    assert not list(tmp_path.iterdir())

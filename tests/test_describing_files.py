@@ -110,6 +110,14 @@ def test_the_labels_of_timm_are_read(place: str, names: Any, tmp_path: Path) -> 
     assert loaded(folder)[0].config.labels == ("cat", "dog", "owl")
 
 
+def test_names_of_classes_that_are_too_few_are_not_taken_and_that_is_said(tmp_path: Path) -> None:
+    folder = bare(built(**TIMM, num_classes=3), tmp_path, "timm")
+    describe(folder, "config.json", **beside(tmp_path), label_names=["cat", "dog"])
+    found, said = loaded(folder)
+    assert found.config.labels is None
+    assert "2 names of classes are stated for its 3 classes, and none is taken: ['cat', 'dog']" in said
+
+
 def test_a_tower_of_timm_is_described_by_open_clip(tmp_path: Path) -> None:
     model = built(**TIMM, hidden_size=48, mlp_dim=96, num_heads=3, num_classes=16)
     folder = bare(model, tmp_path, "timm")

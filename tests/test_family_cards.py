@@ -142,8 +142,6 @@ def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionT
     model = zoo.load("DINOv3-B/16", accept_license=True)
     assert_same_bits(values(model), values(small))
     assert model.config.preprocessing == small.config.preprocessing
-    with pytest.warns(DeprecationWarning, match="accept_licence is now spelled accept_license"):
-        assert_same_bits(values(zoo.load("DINOv3-B/16", accept_licence=True)), values(small))
     assert zoo.load("DINOv3-B/16", weights=None, accept_license=False).config.rotary_theta == 100.0  # no download
     (config,) = (tmp_path / "mirror").rglob("config.json")
     config.unlink()
@@ -184,8 +182,7 @@ def test_the_command_line_asks_likewise(
     arguments = ("convert", "DINOv3-B/16", "out", "--to", "timm_eva")
     assert "if you accept them, load it with accept_license=True (--accept-license)" in fails(monkeypatch, *arguments)
     assert not Path("out").exists()
-    with pytest.warns(UserWarning, match="--accept-licence is now spelled --accept-license"):
-        run(*arguments, "--accept-licence")
+    run(*arguments, "--accept-license")
     assert_same_bits(values(converters.load("out")), values(small))
 
 

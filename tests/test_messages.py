@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import cli, digits, errors, text, train, zoo
+from keras_vit import cli, digits, errors, text, train
 from keras_vit.batch.compute import import_ray
 from keras_vit.export import exported
 from keras_vit.export.litert import builder
@@ -66,9 +66,6 @@ def test_a_warning_shows_the_line_outside_of_the_package() -> None:
     with pytest.warns(UserWarning, match="a warm-up of 100 leaves no step of 1") as caught:
         train.run(recipe, model=tiny(image_size=16, num_layers=1), data=data, progress=False)
     assert [w.filename for w in caught if "warm-up" in str(w.message)] == [__file__]
-    with pytest.warns(DeprecationWarning, match="accept_licence is now spelled accept_license") as caught:
-        zoo.load("digits", accept_licence=True)
-    assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.full

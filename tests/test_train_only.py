@@ -88,6 +88,11 @@ def test_moving_averages_of_lora_are_in_the_kernels_too() -> None:
     np.testing.assert_allclose(found, kernel + update[0] @ update[1], rtol=1e-5, atol=1e-6)
 
 
+def test_updates_of_lora_that_nothing_trains_are_refused() -> None:
+    with pytest.raises(ValueError, match="lora_rank=8 adds updates that nothing trains: add 'lora' to train_only"):
+        state_of(lora_rank=8, train_only=["norms"])
+
+
 @pytest.mark.full
 def test_masks_and_teachers_take_a_part_of_the_weights() -> None:
     images, random = digits.load().train_images[:8], np.random.default_rng(0)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from keras_vit._util.text import nearest, suggestion, warn
+from keras_vit._util.text import nearest, suggestion
 
 Count = Annotated[int, "[1, inf)"]
 WholeNumber = Annotated[int, "[0, inf)"]
@@ -285,12 +285,6 @@ def as_list(value: Any) -> list[Any]:
 def given(**arguments: Any) -> dict[str, Any]:
     """Select the arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
-
-
-def warn_renamed(earlier: str, name: str) -> None:
-    """Warn that an earlier spelling, such as `accept_licence`, is accepted for the last time in this version."""
-    text = f"keras_vit: {earlier} is now spelled {name}. The next version accepts only {name}."
-    warn(text, DeprecationWarning)
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:

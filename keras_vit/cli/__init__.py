@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,31 +13,17 @@ from typer import Option
 from typer.core import TyperCommand, TyperOption
 
 from keras_vit import __version__
-from keras_vit._util.text import in_our_words, printable, warn
+from keras_vit._util.text import in_our_words, printable
 from keras_vit.cli import batch, demo, export, options, predict, show, train
 
 __all__ = ["app", "main"]
 
 USAGE_ERROR: Any = typer.BadParameter.__base__  # of click, or of typer's copy of it
 MANY_OPTIONS = 15  # a command with more shows them in groups
-INTERRUPTED = 130  # exit code after Ctrl-C
+INTERRUPTED, TERMINATED = 130, 143  # exit codes after Ctrl-C and SIGTERM
 
 
-def _read_earlier_spelling(option: str) -> str:
-    """Accept --accept-licence for --accept-license, with a warning, in this version."""
-    if option != "accept-licence":
-        return option
-    text = "keras_vit: --accept-licence is now spelled --accept-license. The next version accepts only the latter."
-    warn(text)
-    return "accept-license"
-
-
-app = typer.Typer(
-    add_completion=True,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"token_normalize_func": _read_earlier_spelling},
-)
+app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": show.list_models,
     "show": show.show,
@@ -104,16 +91,20 @@ def _common(
 
 
 def main() -> None:
-    """Run the command. A user error prints one line on standard error and gives exit code 1."""
+    """Run the command. A user error prints one line on standard error and gives exit code 1.
+
+    SIGTERM ends it as Ctrl-C does, so that no temporary files stay; training has a handler of its own.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     with warnings.catch_warnings():
         warnings.showwarning = options.show_warning
         try:
             app()
         except SystemExit as end:
-            if end.code == INTERRUPTED:  # TensorFlow would finish what it computes
+            if end.code in (INTERRUPTED, TERMINATED):  # TensorFlow would finish what it computes
                 with contextlib.suppress(OSError):
                     sys.stdout.flush()
-                os._exit(INTERRUPTED)
+                os._exit(end.code)
             raise
         except Exception as error:
             if not options.is_user_error(error):

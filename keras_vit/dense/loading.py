@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import files
-from keras_vit._util.checks import as_path, given, warn_renamed
+from keras_vit._util.checks import as_path, given
 from keras_vit.converters import config_json, loading, source
 from keras_vit.converters.config_json import check_folder, keras_errors, plain_arguments, read_object
 from keras_vit.converters.containers import (
@@ -118,7 +118,6 @@ def load(
     max_depth: float | None = None,
     allow_nonfinite: bool = False,
     accept_license: bool = False,
-    accept_licence: bool | None = None,
 ) -> DenseModel:
     """Load a model that returns a map for every image.
 
@@ -138,7 +137,6 @@ def load(
             with the 10 m that they were trained with; the hub's code spreads their bins to 80 m.
         allow_nonfinite: accept NaN and infinities among the weights of a .keras file.
         accept_license: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
-        accept_licence: earlier spelling of `accept_license`, accepted in this version.
 
     Returns:
         The model: prepared images -> float32 depth (batch, rows, columns) or logits (batch, rows, columns, classes), at
@@ -158,9 +156,6 @@ def load(
         (50, 70)
     """
     name = as_path(path, "path")
-    if accept_licence is not None:
-        warn_renamed("accept_licence", "accept_license")
-        accept_license = accept_license or accept_licence
     file = find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)
     if is_keras_file(file):
         return _load_keras(file, backbone, allow_nonfinite=allow_nonfinite)

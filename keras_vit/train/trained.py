@@ -28,6 +28,8 @@ def trained_variables(recipe: Recipe, model: Any) -> list[Any]:
         "train_only": [word for word, patterns in recipe.trained_patterns.items() if not match(patterns)],
     }
     wrong = [f"{name} matches no variable with {words}" for name, words in unused.items() if words]
+    if recipe.lora_rank and not any("/lora_kernel_" in v.path for v in trained):
+        wrong.append(f"lora_rank={recipe.lora_rank} adds updates that nothing trains: add 'lora' to train_only")
     if wrong or not trained:
         raise ValueError(
             f"{' and '.join(wrong) or 'no variable is left to train'}. Received: freeze={list(recipe.freeze)}, "

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.zoo.cards import families
-from keras_vit.zoo.pretrained import fetch_beside, fetch_source, is_license_accepted, load_resolved, resolve
+from keras_vit.zoo.pretrained import fetch_beside, fetch_source, load_resolved, resolve
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
@@ -124,7 +124,6 @@ def zero_shot(
         raise ValueError("The text encoder has no logit_scale: use zoo.zero_shot_head, with a scale of your choice")
     if bias is None and len(names) == 1:
         raise ValueError(f"The softmax of one class is always 1: pass several classes. Received: {names}")
-    accept_license = is_license_accepted(config_changes, accept_license)
     model, defaults = _image_half(name_or_path, weights, accept_license, config_changes)
     texts = texts or defaults
     config, width = model.config, encoder.config.width

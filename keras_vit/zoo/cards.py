@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from keras_vit._util.checks import check_texts, given, table_problems, warn_renamed
+from keras_vit._util.checks import check_texts, given, table_problems
 from keras_vit._util.files import data_folder, read_toml
 from keras_vit._util.text import nearest
 from keras_vit.errors import CardError
@@ -89,12 +89,6 @@ class Weights:
     sha256: str | None = None  # lower-case hexadecimal
     bytes: int | None = None  # exact size of the file
     size_mib: float | None = None  # approximate size
-
-    @property
-    def licence(self) -> str:
-        """Earlier spelling of `license`."""
-        warn_renamed("Weights.licence", "license")
-        return self.license
 
     @property
     def url(self) -> str | None:
@@ -424,9 +418,6 @@ def families() -> tuple[Family, ...]:
 def read_family(path: str | Path) -> Family:
     """Read and check a .toml file of cards (zoo/README.md); one CardError lists everything that is wrong."""
     table = read_toml(path)
-    if "licence" in table and "license" not in table:
-        warn_renamed("the key licence of a card", "license")
-        table["license"] = table.pop("licence")
     where = Path(path).name
     wrong = list(table_problems(table, _File, where))
     rows: list[Weights] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_vit._util.checks import as_path, given, warn_renamed
+from keras_vit._util.checks import as_path, given
 from keras_vit._util.text import warn
 from keras_vit.errors import FileUnavailableError, UnknownModelError
 from keras_vit.model import labels
@@ -81,7 +81,6 @@ def load(
         >>> model(np.zeros((2, 48, 48, 3), "float32")).shape
         TensorShape([2, 3])
     """
-    accept_license = is_license_accepted(config_changes, accept_license)
     check_fields(config_changes)
     changes = given(image_size=image_size, num_classes=num_classes) | config_changes
     default = "default" if weights == "default" else None
@@ -92,14 +91,6 @@ def load(
             f"architecture: VisionTransformer(converters.read_config({name!r}))"
         )
     return load_resolved(replace(resolved, accept_license=accept_license), changes, dtype=dtype)
-
-
-def is_license_accepted(options: dict[str, Any], accept_license: bool) -> bool:
-    """Read `accept_license`, and remove its earlier spelling from further options."""
-    if "accept_licence" not in options:
-        return accept_license
-    warn_renamed("accept_licence", "accept_license")
-    return bool(options.pop("accept_licence")) or accept_license
 
 
 @dataclass(frozen=True, kw_only=True)
