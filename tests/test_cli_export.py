@@ -118,7 +118,9 @@ def test_a_folder_is_a_saved_model_with_requests_for_warm_up(saved: Path) -> Non
     assert (saved / "assets.extra" / "tf_serving_warmup_requests").exists()
 
 
-@pytest.mark.parametrize(("options", "sizes"), [((), [1]), (("--warmup", 2, "--warmup", 3), [2, 3])])
+@pytest.mark.parametrize(
+    ("options", "sizes"), [(("--warmup", 2, "--warmup", 3), [2, 3]), pytest.param((), [1], marks=pytest.mark.full)]
+)
 def test_a_command_without_sizes_warms_up_for_one_file(
     options: tuple[Any, ...], sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,6 @@ from keras_vit.errors import FileUnavailableError, LicenseError
 from keras_vit.model.cost import count
 from keras_vit.zoo import cards, pretrained
 from keras_vit.zoo.catalogue import details
-from marks import full_except
 from model_weights import assert_same_bits, values
 from tiny_models import randomised
 
@@ -196,10 +195,8 @@ def test_the_table_of_families_is_the_cards() -> None:
     assert table == family_table.rendered(), "run python tests/family_table.py"
 
 
-QUICK = ("Mixer",)  # the others take the same paths
-
-
-@pytest.mark.parametrize("family", full_except(QUICK, family_table.configs()))
+@pytest.mark.full
+@pytest.mark.parametrize("family", family_table.configs())
 def test_a_row_of_the_table_says_what_the_models_do(family: str, tmp_path: Path) -> None:
     import tensorflow as tf
 

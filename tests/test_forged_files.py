@@ -33,7 +33,7 @@ from keras_vit.converters.facts import NOTE_KEY
 from keras_vit.converters.saving import write_npz
 from model_weights import values
 
-KERAS = Path(__file__).parent / "data" / "saved" / "model.keras"
+KERAS = Path(__file__).parent / "data" / "tiny.keras"  # what model.save wrote
 KERNEL = "Transformer/encoderblock_1/MlpBlock_3/Dense_0/kernel"  # of the case vit_token
 ARRAY = np.arange(6, dtype="<f4").reshape(2, 3)
 

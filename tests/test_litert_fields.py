@@ -161,6 +161,7 @@ def test_the_lines_in_the_error_convert_and_verify_another_model(
     assert (report.mode, report.agreement) == ("none", 1.0)
 
 
+@pytest.mark.full
 def test_the_converters_file_without_weights_is_refused_by_name(tmp_path: Path) -> None:
     # If the converter also gets the Keras model, it does not find the variables, and gives no error.
     model = built(num_layers=1)

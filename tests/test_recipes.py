@@ -85,11 +85,6 @@ def test_the_levels_of_augreg_are_files_that_differ_in_nothing_else():
         assert read.replace(**same) == base.replace(**same), name
 
 
-def test_a_run_of_a_version_with_variants_is_read():
-    stored = {**recipe("augreg").to_dict(), "variant": "medium2"}
-    assert Recipe.from_dict(stored) == recipe("augreg")
-
-
 def test_changes_replace_what_excludes_them_join_the_config_and_are_known_as_the_users():
     read = recipe("finetune", steps=500)
     again = read.replace(batch_size=64)

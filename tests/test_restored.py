@@ -121,6 +121,7 @@ def test_lora_learns_after_load_weights_which_changes_no_output(tmp_path: Path) 
     learned(model, layers)
 
 
+@pytest.mark.full
 def test_lora_learns_after_load_model(tmp_path: Path) -> None:
     model, images = with_lora(), prepared(tiny())
     model.save(tmp_path / "model.keras")

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
+from keras_vit import train
 from keras_vit.errors import CheckpointError
 from keras_vit.train import _run
-from keras_vit.train.checkpoints import MANIFEST, Checkpoints
+from keras_vit.train.checkpoints import Checkpoints
+from tiny_models import tiny
 
 OTHER = "another value"
 
 
-@pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what a run of one step notes beside its variables."""
-    from keras_vit import train
-    from tiny_models import tiny
-
-    out = tmp_path_factory.mktemp("resumed") / "run"
-    recipe = train.recipe("digits", steps=1, batch_size=4, image_size=16, xla=False)
-    train.run(recipe, model=tiny(num_classes=10), data="digits", out=out, progress=False)
-    (manifest,) = out.glob(f"checkpoints/*/{MANIFEST}")
-    return dict(json.loads(manifest.read_text())["facts"])
+@pytest.fixture
+def facts() -> dict[str, Any]:
+    """Return what a run notes beside its variables."""
+    data = {"name": "digits", "count": 9, "num_classes": 5, "fingerprint": ["a"], "arguments": {"data": "digits"}}
+    return {"recipe": train.recipe("digits").to_dict(), "model": tiny().to_dict(), "data": data}
 
 
 def changed(facts: dict[str, Any], group: str, name: str) -> dict[str, Any]:

@@ -195,6 +195,7 @@ def test_labels_and_file_names_are_escaped_and_told_apart(tmp_path: Path) -> Non
     assert names == ["pictures/a/x.png", f"{files[2]}, image 3", "b/a/x.png", f"{files[2]}, image 5"]
 
 
+@pytest.mark.full
 def test_on_a_full_disk_the_old_report_stays(
     small: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,7 @@ def test_clip_keeps_its_projection_in_other_formats(tmp_path: Path) -> None:
     assert not model.config.replace(num_classes=7).projection_head
 
 
+@pytest.mark.full
 def test_a_projection_has_no_probabilities_and_no_classes(tmp_path: Path) -> None:
     model, pixels = built(**ENCODERS["projection"]), np.zeros((2, 40, 40, 3), np.uint8)
     with pytest.raises(ValueError, match="output='probabilities' needs a head for classes.*projection_head=True"):
