@@ -23,9 +23,9 @@ def __getattr__(name: str) -> object:
     try:
         return _import_name(name)
     except AttributeError:
-        from keras_vit._util.text import OTHER_FUNCTIONS, in_our_words
+        from keras_vit._util.text import in_our_words
 
-        if words := in_our_words([name], OTHER_FUNCTIONS):
+        if words := in_our_words([name]):
             raise AttributeError(f"keras_vit has no {name!r}: {words}") from None
         raise
 

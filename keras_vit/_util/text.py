@@ -2,16 +2,12 @@
 
 import contextlib
 import difflib
-import functools
-import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, TypeVar
 
-Kind = TypeVar("Kind")
 PACKAGE = "keras_vit"
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
 TIMES = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -22,7 +18,7 @@ GRAPH_NAMES = re.compile(
     r"|Graph execution error:\s+(?:Detected at .*\n(?:\s*(?:File .*)?\n)*)?"
 )
 
-# Words of Keras, timm and transformers -> what says the same here: keyword arguments, then functions and methods.
+# Arguments and functions of Keras, timm and transformers -> what does the same here; docs/migrate.md has more.
 OTHER_WORDS = {
     "pretrained": "weights='default', or weights=None for random ones",
     "checkpoint_path": "weights",
@@ -51,63 +47,17 @@ OTHER_WORDS = {
     "reg_tokens": "num_registers",
     "n_cls_tokens": "num_class_tokens",
     "torch_dtype": "dtype",
-}
-OTHER_FUNCTIONS = {
     "load": "keras_vit.zoo.load(name or path)",
     "load_model": "keras_vit.zoo.load(name or path)",
     "create_model": "keras_vit.zoo.load(name or path)",
+    "from_pretrained": "keras_vit.zoo.load(name or path)",
     "list_models": "keras_vit.zoo.names()",
 }
-OTHER_METHODS = {
-    "from_pretrained": "keras_vit.zoo.load(name or path)",
-    "from_preset": "keras_vit.zoo.load(name or path)",
-    "from_name": "keras_vit.zoo.load(name), or keras_vit.ViTConfig.from_name(name) for the architecture",
-    "save_pretrained": "keras_vit.converters.save(model, path, format='huggingface')",
-    "save_to_preset": "model.save(path)",
-    "forward": "model(images)",
-    "forward_features": "model.features(images)",
-    "forward_intermediates": "model.feature_maps(images, blocks)",
-    "get_intermediate_layers": "model.feature_maps(images, blocks)",
-    "reset_classifier": "model.with_config(model.config.replace(num_classes=N))",
-    "set_input_size": "model.resized(image_size)",
-}
 
 
-def in_our_words(names: Iterable[str], table: Mapping[str, str] = OTHER_WORDS) -> str:
+def in_our_words(names: Iterable[str]) -> str:
     """Say what words of other libraries are here: "num_labels is here num_classes"; "" if none is known."""
-    return "; ".join(f"{name} is here {table[name]}" for name in names if name in table)
-
-
-def answers_other_words(cls: type[Kind]) -> type[Kind]:
-    """Let a class say what arguments of its constructor, and methods, that it does not have are here."""
-    create: Any = cls.__init__
-    known = inspect.signature(create).parameters.keys() - {"self"}
-
-    @functools.wraps(create)
-    def checked(self: Any, *args: Any, **arguments: Any) -> None:
-        if unknown := sorted(arguments.keys() - known):
-            words = in_our_words(unknown)
-            hint = f"{words}; keras_vit.zoo.load takes these" if words else suggestion(unknown[0], known)
-            raise TypeError(f"{cls.__name__} has no argument {unknown}: {hint}")
-        create(self, *args, **arguments)
-
-    checked.__signature__ = inspect.signature(create)  # type: ignore[attr-defined]  # Keras' cloning reads it
-    cls.__init__ = checked  # type: ignore[method-assign]
-    for name in OTHER_METHODS:
-        if not hasattr(cls, name):
-            setattr(cls, name, Elsewhere(name))
-    return cls
-
-
-class Elsewhere:
-    """An attribute that a class does not have and its users look for: the AttributeError names what does the same."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: object, owner: type) -> None:
-        hint = in_our_words([self.name], OTHER_METHODS)
-        raise AttributeError(f"{owner.__name__} has no attribute {self.name!r}: {hint}")
+    return "; ".join(f"{name} is here {OTHER_WORDS[name]}" for name in names if name in OTHER_WORDS)
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from keras_vit import position
 from keras_vit._util.checks import one_of
-from keras_vit._util.text import answers_other_words
 from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks, last_blocks
 from keras_vit.dense.heads import MapHead
 from keras_vit.dense.map_tasks import Depth, Segmentation
@@ -130,7 +129,6 @@ def _best_classes(logits: np.ndarray, size: Size) -> np.ndarray:
 HEADS = ("linear", "multiscale", "dpt")
 
 
-@answers_other_words
 @keras.saving.register_keras_serializable("keras_vit")
 class DenseModel(keras.Model):
     """A Vision Transformer with a head that returns a map: a functional Keras model.

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from keras_vit._util import files
 from keras_vit._util.checks import Count, Share, WholeNumber
-from keras_vit._util.text import answers_other_words, in_our_words, nearest, warn
+from keras_vit._util.text import in_our_words, nearest, warn
 from keras_vit.model.config_groups import (
     ACTIVATIONS,
     POSITION_METHODS,
@@ -42,7 +42,6 @@ __all__ = [
 
 
 # The fields of the last base come first.
-@answers_other_words
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
     """Architecture of one Vision Transformer (arXiv 2010.11929). Frozen; `replace` returns a changed copy.

@@ -14,7 +14,6 @@ import numpy as np
 from keras_vit import position
 from keras_vit._util import html
 from keras_vit._util.checks import given
-from keras_vit._util.text import answers_other_words
 from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
 from keras_vit.model.config import ViTConfig, check_attention, check_patches, check_resizable
@@ -27,7 +26,6 @@ from keras_vit.model.vit import Network
 HEADS = ("head", "head_distillation")  # names of the layers that return logits
 
 
-@answers_other_words
 @keras.saving.register_keras_serializable("keras_vit")
 class VisionTransformer(keras.Model):
     """Vision Transformer (arXiv 2010.11929), pure or after a ResNet: a functional Keras model built from one config.
