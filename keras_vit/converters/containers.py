@@ -364,12 +364,11 @@ class TorchContainer(Container):
     """A file of `torch.save` or `torch.jit.save`; PyTorch is not needed, and nothing in it is run."""
 
     def _read_headers(self, size: int) -> None:
-        file = self._open_files.enter_context(self.path.open("rb"))
-        if file.read(4).startswith(_ZIP_MARKS):
-            archive = self._open_files.enter_context(_open_zip(self.path))
-            self._torch: torch_files.TorchFile = torch_files.ArchiveFile(archive)
+        self._torch: torch_files.TorchFile
+        if zipfile.is_zipfile(self.path):
+            self._torch = torch_files.ArchiveFile(self._open_files.enter_context(_open_zip(self.path)))
         else:
-            file.seek(0)
+            file = self._open_files.enter_context(self.path.open("rb", buffering=0))
             self._torch = torch_files.LegacyFile(file, size)
         self._tensors = _state_dict(self._torch.content)
         for name, tensor in self._tensors.items():

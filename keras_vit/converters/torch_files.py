@@ -9,6 +9,7 @@ import abc
 import contextlib
 import io
 import math
+import os
 import pickletools
 import struct
 import zipfile
@@ -154,9 +155,9 @@ class ArchiveFile(TorchFile):
 class LegacyFile(TorchFile):
     """The format of `torch.save` before PyTorch 1.6: pickles, and behind them one storage after the other."""
 
-    def __init__(self, file: IO[bytes], size: int) -> None:
+    def __init__(self, raw: io.FileIO, size: int) -> None:
         super().__init__()
-        self._file = file
+        self._file = file = _Clamped(raw)
         *_, system = [read_pickle(file) for _ in range(_LEGACY_HEADERS)]
         self._order = "<" if system["little_endian"] else ">"
         storages: dict[str, Storage] = {}
@@ -170,11 +171,19 @@ class LegacyFile(TorchFile):
             self._sizes[key] = length * _itemsize(dtype)
             if not 0 <= self._sizes[key] <= size - file.tell():
                 raise CheckpointError(f"is cut short: it states {self._sizes[key]} bytes for one of its storages.")
-            file.seek(self._sizes[key], io.SEEK_CUR)
+            file.seek(self._sizes[key], os.SEEK_CUR)
 
     def _open(self, key: str) -> AbstractContextManager[IO[bytes]]:
         self._file.seek(self._starts[key])
         return contextlib.nullcontext(self._file)
+
+
+class _Clamped(io.BufferedReader):
+    """A file that does not take the memory for more bytes than are left in it."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = os.fstat(self.fileno()).st_size - self.tell()
+        return super().read(left if size is None or size < 0 else min(size, left))
 
 
 def _itemsize(dtype: str) -> int:
