@@ -412,6 +412,7 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "open_clip_pytorch_model.bin",
     "*.pth",
+    "tf_model.h5",
 )
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
 

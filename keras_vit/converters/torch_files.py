@@ -12,6 +12,7 @@ import math
 import os
 import pickletools
 import struct
+import sys
 import zipfile
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -35,8 +36,9 @@ _STORAGES = {
 }
 _NUMPY = [*_STORAGES.values(), "uint16", "uint32", "uint64"]
 _CODES = {name: "u2" if name == "bfloat16" else np.dtype(name).str[1:] for name in _NUMPY}
-# Functions of these packages are calls that only make a value; what they make is not needed and not made.
-_VALUES = ("numpy", "pathlib", "datetime", "collections", "decimal", "uuid", "zoneinfo", "torch", "_codecs", "copyreg")
+# Packages of Python itself whose functions only make a value, which is not needed and not made. A file that would call
+# another one of Python's is refused; what other packages would make is an object of theirs, and not made either.
+_VALUES = ("pathlib", "datetime", "collections", "decimal", "fractions", "uuid", "zoneinfo", "_codecs", "copyreg")
 _BUILTINS = {f"builtins.{name}" for name in ("bytearray", "complex", "slice", "range", "object")}
 _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # names that pickles of protocol 2 still have
 _HARMLESS = {*_BUILTINS, "functools.partial", "argparse.Namespace"}
@@ -268,7 +270,8 @@ def _make(function: Any, args: Any) -> Any:
             return Record(kind)
         case _ if name.startswith((_REBUILD, "torch._tensor._rebuild_")):  # sparse, quantized, of a class of its own
             return Tensor(Storage("uint8", "", 0), 0, (0,), (1,), name)
-    if name not in _HARMLESS and name.partition(".")[0] not in _VALUES:
+    package = name.partition(".")[0]
+    if name not in _HARMLESS and package in sys.stdlib_module_names and package not in _VALUES:
         raise CheckpointError(
             f"is a PyTorch file that holds more than weights and is not run: it would call {name!r:.200}. Save its "
             "tensors alone where it was written: checkpoint = torch.load(path, weights_only=False); "
