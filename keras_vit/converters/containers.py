@@ -395,7 +395,11 @@ def _state_dict(loaded: Any) -> dict[str, Any]:
     if isinstance(loaded, Mapping):
         tensors = {name: value for name, value in loaded.items() if isinstance(value, torch_files.Tensor)}
     if not tensors:
-        raise CheckpointError(f"is a PyTorch file without tensors by name. It holds: {str(type(loaded))[:100]}")
+        kind = f"an object of {loaded.name}" if isinstance(loaded, torch_files.Record) else type(loaded).__name__
+        raise CheckpointError(
+            f"is a PyTorch file without tensors by name. It holds: {kind[:200]}. Where it was written, save "
+            "model.state_dict()."
+        )
     return tensors
 
 
