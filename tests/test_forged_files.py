@@ -166,8 +166,10 @@ FORGED: dict[str, tuple[str, Callable[[], bytes]]] = {
         "claims 40 bytes, and the file holds 8",
         lambda: torch_file(torch_tensor(strides="I9\n"), w=bytes(8)),
     ),
-    "a negative stride": ("strides", lambda: torch_file(torch_tensor(strides="I-1\n"), w=bytes(8))),
-    "a negative offset": ("has a tensor", lambda: torch_file(torch_tensor(offset=-1), w=bytes(8))),
+    "a negative stride": ("no counts", lambda: torch_file(torch_tensor(strides="I-1\n"), w=bytes(8))),
+    "a shape of shapes": ("no counts", lambda: torch_file(torch_tensor(shape="(I2\nt"), w=bytes(8))),
+    "a stride of 400 digits": ("no counts", lambda: torch_file(torch_tensor(strides=f"I{10**400}\n"), w=bytes(8))),
+    "a negative offset": ("no counts", lambda: torch_file(torch_tensor(offset=-1), w=bytes(8))),
     "800 GB in a .pth": (
         "describe 800000000000 bytes",
         lambda: torch_file(torch_tensor(shape="I200000000000\n", strides="I0\n"), w=bytes(8)),
@@ -335,7 +337,7 @@ CONFIGS: dict[str | bytes, str] = {
     '{"a": "' + "x" * 11_000_000 + '"}': "has 11,000,009 bytes",
     with_field(hidden_size=64): "config.json that says hidden_size 64 where the tensors have 32",
     with_field(num_attention_heads=10**12): "num_heads",
-    with_field(image_size=10**12): "at most 65536 patches are read",
+    with_field(image_size=10**12): "17 positions, but its config.json says image_size 1000000000000",
     with_field(hidden_act="__import__('os')"): "hidden_act",
     with_field(id2label={"0": "cat \ud800", **{str(i): "dog" for i in range(1, 7)}}): "valid Unicode",
 }

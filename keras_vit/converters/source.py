@@ -379,8 +379,9 @@ def _check_stated_size(shapes: Shapes, fields: Mapping[str, Any], table: Table, 
     patches = math.prod(_probe(fields, image_size=stated).grid)
     if rows - patches not in (0, 1, _probe(fields).num_prefix_tokens):
         raise CheckpointError(
-            f"has {rows} positions, but its {table.json.file} says image_size {stated}, of {patches} patches: it "
-            f"describes other weights. Put the right one beside them, or pass {_AS_TRAINED}"
+            f"has {rows} positions, but its {table.json.file} says image_size {stated!s:.80}, of "
+            f"{min(patches, 10**18)} patches: it describes other weights. Put the right one beside them, or pass "
+            f"{_AS_TRAINED}"
         )
 
 

@@ -25,7 +25,8 @@ from keras_vit.errors import CheckpointError
 # Operations of a pickle that are carried out, and bytes of one in an archive. A ViT-L with its optimizer takes 100,000.
 MAX_OPERATIONS = 2_000_000
 MAX_PICKLE_BYTES = 64 << 20
-_MOST_LETTERS = 1000  # of a tensor's name in a whole model, where objects may lie in each other without end
+# Limits where a few operations could name much: letters of a name, models in a file, axes of a tensor, a count.
+_MOST_LETTERS, _MOST_MODELS, _MOST_AXES, _LARGEST = 300, 8, 64, 2**63
 _CHUNK = 1 << 20
 _LEGACY_HEADERS = 3  # pickles in front of the content: a magic number, the version, the byte order
 _PICKLE = "/data.pkl"  # behind the name of the archive's folder
@@ -210,9 +211,10 @@ def weights_of(content: Any) -> Any:
     """Replace whole models, also those in a dict, by a dict of their tensors with the names that `state_dict` gives."""
     if isinstance(content, Record) and content.attributes:
         return _named_tensors(content)
-    if isinstance(content, dict):
-        return {key: _named_tensors(value) if _is_model(value) else value for key, value in content.items()}
-    return content
+    if not isinstance(content, dict):
+        return content
+    models = [key for key, value in content.items() if _is_model(value)][:_MOST_MODELS]
+    return {**content, **{key: _named_tensors(content[key]) for key in models}}
 
 
 def _is_model(value: Any) -> bool:
@@ -224,7 +226,7 @@ def _named_tensors(model: Record) -> dict[str, Any]:
     todo, seen = [("", model)], set()
     while todo:
         prefix, record = todo.pop()
-        if id(record) in seen or len(prefix) > _MOST_LETTERS or not isinstance(record.attributes, dict):
+        if id(record) in seen or not isinstance(record.attributes, dict):
             continue
         seen.add(id(record))
         parts = [record.attributes]  # of TorchScript; Python's modules have theirs in three dicts
@@ -232,6 +234,8 @@ def _named_tensors(model: Record) -> dict[str, Any]:
             parts = [record.attributes.get(part) or {} for part in ("_parameters", "_buffers", "_modules")]
         left_out = record.attributes.get("_non_persistent_buffers_set", ())
         for name, value in (item for part in parts for item in part.items()):
+            if len(prefix) + len(name) > _MOST_LETTERS:
+                continue
             if isinstance(value, Tensor) and name not in left_out:
                 tensors[prefix + name] = value
             elif isinstance(value, Record):
@@ -245,9 +249,9 @@ def _make(function: Any, args: Any) -> Any:
     match name.removeprefix(_REBUILD), args:
         case "tensor" | "tensor_v2" | "tensor_v3", (Storage() as storage, int(offset), shape, strides, *rest):
             dtype = rest[2].name.removeprefix("torch.") if name.endswith("v3") else storage.dtype
-            numbers = (offset, *shape, *strides)
-            if len(shape) != len(strides) or not all(isinstance(number, int) and number >= 0 for number in numbers):
-                raise CheckpointError(f"has a tensor of shape {shape!r:.100} and strides {strides!r:.100}.")
+            is_counted = len(shape) == len(strides) <= _MOST_AXES
+            if not is_counted or not all(map(_is_count, (offset, *shape, *strides))):
+                raise CheckpointError("has a tensor whose shape, strides or place are no counts.")
             if any(part for part in rest[2:] if isinstance(part, dict)):  # negated or conjugated when it is used
                 dtype = f"lazy {dtype}"
             return Tensor(storage, offset, tuple(shape), tuple(strides), dtype)
@@ -260,10 +264,12 @@ def _make(function: Any, args: Any) -> Any:
             return _make(inner, values)
         case "torch.Size", (tuple(sizes),):
             return sizes
-        case "collections.OrderedDict", (list(pairs),):  # of Python 2
-            return {key: value for key, value in pairs if isinstance(key, str)}
         case "collections.OrderedDict", ():
             return {}
+        case "collections.OrderedDict", (list(pairs),):  # of Python 2
+            items = {key: value for key, value in pairs if isinstance(key, str)}
+            pairs.clear()  # a list that is named a thousand times costs as much as once
+            return items
         case "builtins.set" | "builtins.frozenset", (list(items),):
             return items
         case "copyreg._reconstructor", (Global(kind), *_):
@@ -280,12 +286,16 @@ def _make(function: Any, args: Any) -> Any:
     return Record(name)
 
 
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and 0 <= number < _LARGEST
+
+
 def _storage(reference: Any, storages: dict[str, Storage]) -> Any:
     """Read what a pickle says of a storage; `storages` collects them."""
     match reference:
         case "module", Global() as kind, *_:  # with the source code of its class
             return kind
-        case "storage", Global(name), str(key), _, int(length), *view if view in ([], [None]):
+        case "storage", Global(name), str(key), _, length, *view if view in ([], [None]) and _is_count(length):
             dtype = _STORAGES.get(name.rpartition(".")[2].removesuffix("Storage"), name)
             storages[key] = Storage(dtype, key, length * _itemsize(dtype))
             return storages[key]
@@ -296,7 +306,10 @@ def _storage(reference: Any, storages: dict[str, Storage]) -> Any:
 
 
 def read_pickle(stream: IO[bytes], storages: dict[str, Storage] | None = None) -> Any:
-    """Read the next pickle in a stream; of dicts only the keys that are texts. `storages` collects those it names."""
+    """Read the next pickle in a stream; `storages` collects those that it names.
+
+    Keys of dicts that are no texts, such as the numbers of an optimizer's tensors, are left out.
+    """
     stack: list[Any] = []
     memo: dict[Any, Any] = {}  # by number
     marks: list[int] = []
@@ -320,29 +333,23 @@ def read_pickle(stream: IO[bytes], storages: dict[str, Storage] | None = None) -
                 stack.append(_EMPTY[name]())
             case "MARK":
                 marks.append(len(stack))
-            case "PUT" | "BINPUT" | "LONG_BINPUT":
+            case "BINPUT" | "LONG_BINPUT":
                 memo[value] = stack[-1]
             case "MEMOIZE":
                 memo[len(memo)] = stack[-1]
-            case "GET" | "BINGET" | "LONG_BINGET":
+            case "BINGET" | "LONG_BINGET":
                 stack.append(memo[value])
             case "TUPLE":
                 stack.append(tuple(since_mark()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
                 size = int(name[-1])
                 stack[-size:] = [tuple(stack[-size:])]
-            case "LIST" | "FROZENSET":
+            case "FROZENSET":
                 stack.append(since_mark())
-            case "DICT":
-                items = since_mark()
-                stack.append({})
-                _set_items(stack[-1], items)
-            case "SETITEM":
-                items = [stack.pop(-2), stack.pop()]
-                _set_items(stack[-1], items)
-            case "SETITEMS":
-                items = since_mark()
-                _set_items(stack[-1], items)
+            case "SETITEM" | "SETITEMS" as name:
+                items = [stack.pop(-2), stack.pop()] if name == "SETITEM" else since_mark()
+                pairs = zip(items[::2], items[1::2], strict=True)
+                stack[-1].update((key, value) for key, value in pairs if isinstance(key, str))
             case "APPEND" | "APPENDS" | "ADDITEMS" as name:
                 items = [stack.pop()] if name == "APPEND" else since_mark()
                 if isinstance(stack[-1], list):  # or an object of a class that is a list
@@ -351,13 +358,12 @@ def read_pickle(stream: IO[bytes], storages: dict[str, Storage] | None = None) -
                 del stack[-1]
             case "POP_MARK":
                 since_mark()
-            case "DUP":
-                stack.append(stack[-1])
             case "GLOBAL":
                 module, _, name = str(value).partition(" ")
                 stack.append(Global(f"{_PYTHON_2.get(module, module)}.{name}"))
             case "STACK_GLOBAL":
-                stack[-2:] = [Global(f"{stack[-2]}.{stack[-1]}")]
+                name = ".".join(stack[-2:])
+                stack[-2:] = [Global(name if len(name) <= _MOST_LETTERS else f"{name[:_MOST_LETTERS]}...")]
             case "BINPERSID":
                 stack[-1] = _storage(stack[-1], storages)
             case "REDUCE":
@@ -375,9 +381,3 @@ def read_pickle(stream: IO[bytes], storages: dict[str, Storage] | None = None) -
             case name:
                 raise CheckpointError(f"has a pickle with the operation {name}, which PyTorch does not write.")
     return stack.pop()
-
-
-def _set_items(target: dict[Any, Any], items: list[Any]) -> None:
-    """Set items of a dict; keys that are no texts, such as the numbers of an optimizer's tensors, are left out."""
-    pairs = zip(items[::2], items[1::2], strict=True)
-    target.update((key, value) for key, value in pairs if isinstance(key, str))
