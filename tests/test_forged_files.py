@@ -101,7 +101,8 @@ def torch_file(pickled: bytes, folder: str = "model", **storages: bytes) -> byte
 def torch_tensor(shape: str = "I2\n", strides: str = "I1\n", offset: int = 0, key: str = "w", length: int = 2) -> bytes:
     """Write {"w": a tensor} in the operations of a pickle that are text."""
     storage = f"(Vstorage\nctorch\nFloatStorage\nV{key}\nVcpu\nI{length}\ntQ"
-    return f"}}Vw\nctorch._utils\n_rebuild_tensor_v2\n({storage}I{offset}\n({shape}t({strides}tI00\n}}tRs.".encode()
+    text = f"}}Vw\nctorch._utils\n_rebuild_tensor_v2\n({storage}I{offset}\n({shape}t({strides}tI00\n}}tRs."
+    return text.encode("latin-1")
 
 
 BOMB = zipped({"w.npy": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
@@ -168,6 +169,10 @@ FORGED: dict[str, tuple[str, Callable[[], bytes]]] = {
     ),
     "a negative stride": ("no counts", lambda: torch_file(torch_tensor(strides="I-1\n"), w=bytes(8))),
     "a shape of shapes": ("no counts", lambda: torch_file(torch_tensor(shape="(I2\nt"), w=bytes(8))),
+    "a shape that doubles 60 times": (
+        "no counts",
+        lambda: torch_file(torch_tensor(shape="I2\n" + "q\0h\0\x86" * 60), w=bytes(8)),
+    ),
     "a stride of 400 digits": ("no counts", lambda: torch_file(torch_tensor(strides=f"I{10**400}\n"), w=bytes(8))),
     "a negative offset": ("no counts", lambda: torch_file(torch_tensor(offset=-1), w=bytes(8))),
     "800 GB in a .pth": (
