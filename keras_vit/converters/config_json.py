@@ -90,7 +90,8 @@ def check_folder(weights: Path) -> None:
     if program == "keras_hub" and kind not in _KERAS_HUB and not _describes_other_file(values, weights):
         raise CheckpointError(
             f"{path} describes a {kind[:100]} of Keras Hub, of whose classes {' and '.join(_KERAS_HUB)} are read. The "
-            "same weights in Hugging Face's or timm's files are read, such as zoo.load('facebook/dinov2-base')"
+            "same weights in Hugging Face's or timm's files are read: zoo.load('facebook/dinov2-base'), "
+            "zoo.load('facebook/deit-base-patch16-224') and the like"
         )
     if (weights.parent / ADAPTER).is_file() and weights.name.startswith("adapter_model."):
         base = read_object(weights.parent / ADAPTER).get("base_model_name_or_path")
