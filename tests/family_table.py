@@ -20,7 +20,7 @@ from keras_vit.model.cost import symbolic_model
 PAGE = Path(__file__).parent.parent / "docs" / "load-and-convert.md"
 START, END = "<!-- families: written by tests/family_table.py, checked by make test-full -->\n", "<!-- /families -->"
 # Formats that are only read, of which a model does not show whether it could be in such a file.
-READ_ONLY = {"ViT": {"keras_hub"}}
+READ_ONLY = {"DINOv3": {"meta_dinov3"}, "ViT": {"keras_hub"}}
 HEADER = ("family", "models", "read from", "written to", "trains", "exports", "visualizes")
 
 

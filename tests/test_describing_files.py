@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -135,8 +136,29 @@ def test_a_tower_of_timm_is_described_by_open_clip(tmp_path: Path) -> None:
     assert "assumed" not in said
     assert_same_bits(values(found), values(model))
     describe(folder, "open_clip_config.json", model_cfg={"vision_cfg": tower | {"timm_proj": "mlp"}})
-    with pytest.raises(CheckpointError, match=r"timm_proj 'mlp' is a head of open_clip's own"):
+    with pytest.raises(CheckpointError, match=r"timm_proj 'mlp' is a head of two layers.*save_for_hf\(model\.visual\."):
         converters.load(folder)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_open_clips_own_projection_behind_a_tower_of_timm_is_the_head(tmp_path: Path, *, has_bias: bool) -> None:
+    # BiomedCLIP, whose text tower is a BERT: open_clip/timm_model.py, forward: head(trunk(x)), one dense layer.
+    model = built(**TIMM, hidden_size=48, mlp_dim=96, num_heads=3, num_classes=16)
+    folder = bare(model, tmp_path, "timm")
+    tensors = {f"visual.trunk.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
+    tensors["visual.head.proj.weight"] = tensors.pop("visual.trunk.head.weight")
+    bias = tensors.pop("visual.trunk.head.bias")
+    if has_bias:  # timm_proj_bias
+        tensors["visual.head.proj.bias"] = bias
+    (folder / "model.safetensors").unlink()
+    save_file(tensors | {"text.proj.0.weight": np.ones(3, "f4")}, folder / "open_clip_model.safetensors")
+    tower = {"timm_model_name": "vit_tiny_patch16_224", "image_size": 32, "timm_pool": "", "timm_proj": "linear"}
+    text = {"hf_model_name": "microsoft/BiomedNLP-BiomedBERT-base-uncased-abstract", "hf_proj_type": "mlp"}
+    describe(folder, "open_clip_config.json", model_cfg={"embed_dim": 16, "vision_cfg": tower, "text_cfg": text})
+    found, said = loaded(folder)
+    assert found.config.projection_head and "text (1)" in said
+    wanted = values(model)
+    assert_same_bits(values(found), wanted if has_bias else wanted | {"head/bias": np.zeros(16, "f4")})
 
 
 @pytest.mark.parametrize(
@@ -290,3 +312,35 @@ def test_a_file_in_the_names_of_open_clip_without_a_last_norm_may_be_rotary(tmp_
     found, said = loaded(file, config={**facts, **rotary, "classifier": "token"})
     assert (found.config.rotary_theta, found.config.final_norm) == (1e4, "none")
     assert "norm_epsilon=1e-05" in said
+
+
+@pytest.mark.parametrize("format", ["timm", "huggingface", "huggingface_clip"])
+def test_a_config_json_of_another_image_size_is_named_with_both_numbers(format: str, tmp_path: Path) -> None:
+    options = FAMILY.get(format, TIMM)
+    folder = bare(built(**options, image_size=32, patch_size=8), tmp_path, format)
+    text = json.dumps(beside(tmp_path)).replace("32, 32]", "64, 64]").replace('"image_size": 32', '"image_size": 64')
+    (folder / "config.json").write_text(text.replace('"img_size": 32', '"img_size": 64'))
+    match = r"model\.safetensors has 17 positions, but its config\.json says image_size .*64.*, of 64 patches: it desc"
+    with pytest.raises(CheckpointError, match=match):
+        converters.load(folder)
+    found, _ = loaded(folder, config={"image_size": 32})
+    assert found.config.size == (32, 32)
+
+
+@pytest.mark.parametrize("kind", ["DINOV2Backbone", "DeiTBackbone"])
+def test_another_class_of_keras_hub_is_named_before_its_weights_are_opened(kind: str, tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parent / "data" / "keras_hub" / "classifier", tmp_path / "preset")
+    said = json.loads((tmp_path / "preset" / "config.json").read_text())
+    describe(tmp_path / "preset", "config.json", **said | {"class_name": kind, "registered_name": f"keras_hub>{kind}"})
+    with pytest.raises(CheckpointError, match=rf"config\.json describes a {kind} of Keras Hub, .* zoo\.load\("):
+        converters.load(tmp_path / "preset")
+
+
+def test_a_folder_of_transformers_for_tensorflow_leads_to_the_page_that_converts_it(tmp_path: Path) -> None:
+    describe(tmp_path, "config.json", model_type="vit")
+    with h5py.File(tmp_path / "tf_model.h5", "w") as file:
+        file["vit/vit/embeddings/cls_token:0"] = np.zeros((1, 1, 8))
+    with pytest.raises(CheckpointError, match=r"tf_model\.h5: its tensors are those of .* Keras 2 .*migrate\.md"):
+        converters.load(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text(encoding="utf-8")
+    assert "## From Hugging Face's TFViT" in page

@@ -519,3 +519,49 @@ def test_what_timm_has_no_argument_for_is_not_written(tmp_path: Path) -> None:
     for format, said in {"timm": "an MLP of mlp_dim", "big_vision": "pool_mlp_dim=40"}.items():
         with pytest.raises(CheckpointError, match=said):
             converters.save(model, tmp_path / "ours", format=format)
+
+
+# transformers, models/dinov3_vit/convert_dinov3_vit_to_hf.py: Meta's names -> names there.
+META_DINOV3 = {
+    "cls_token": "embeddings.cls_token",
+    "storage_tokens": "embeddings.register_tokens",
+    "mask_token": "embeddings.mask_token",
+    "patch_embed.proj": "embeddings.patch_embeddings",
+    "blocks.": "layer.",
+    "attn.proj": "attention.o_proj",
+    "ls1.gamma": "layer_scale1.lambda1",
+    "ls2.gamma": "layer_scale2.lambda1",
+    "mlp.w1": "mlp.gate_proj",
+    "mlp.w2": "mlp.up_proj",
+    "mlp.w3": "mlp.down_proj",
+}
+
+
+def test_metas_own_dinov3_gives_the_numbers_of_transformers(tmp_path: Path) -> None:
+    tensors = load_file(FOLDER / "hf_dinov3_gated" / "model.safetensors")
+    meta = {}
+    for name, value in tensors.items():
+        for theirs, ours in META_DINOV3.items():
+            name = name.replace(ours, theirs)  # noqa: PLW2901
+        meta[name] = value
+    for block in {name.partition(".attention.")[0] for name in meta if ".attention." in name}:
+        parts = [meta.pop(f"{block}.attention.{letter}_proj.weight") for letter in "qkv"]
+        meta[f"{block}.attn.qkv.weight"] = np.concatenate(parts)
+        query, value = (meta.pop(f"{block}.attention.{letter}_proj.bias") for letter in "qv")
+        # The key's part of the bias is masked when it is used, whatever it is.
+        meta[f"{block}.attn.qkv.bias"] = np.concatenate([query, np.full_like(query, 9), value])
+        meta[f"{block}.attn.qkv.bias_mask"] = np.concatenate([np.ones_like(query), 0 * query, np.ones_like(query)])
+    meta["rope_embed.periods"] = np.ones(2, np.float32)
+    save_file(meta, tmp_path / "dinov3_vits16plus_pretrain.safetensors")
+    case = arrays(FOLDER / "hf_dinov3_gated" / "reference.npz")
+    images, output = wanted(case)
+    path = tmp_path / "dinov3_vits16plus_pretrain.safetensors"
+    assert converters.detect(path) == "meta_dinov3"
+    with pytest.raises(CheckpointError, match=r"do not say num_heads, .* pass config=\{'num_heads': \.\.\.\}"):
+        converters.load(path)
+    heads = converters.read_config(FOLDER / "hf_dinov3_gated").num_heads
+    with pytest.warns(UserWarning, match="classifier='token', preprocessing=.* is assumed"):
+        model = converters.load(path, config={"num_heads": heads}, image_size=images.shape[1:3])
+    same = converters.load(FOLDER / "hf_dinov3_gated", image_size=images.shape[1:3])
+    assert_same_bits(weights_of(model), weights_of(same))
+    assert distance(model(images), output) < 1e-5

@@ -94,8 +94,21 @@ def hdf5(make: Callable[[h5py.File], Any]) -> bytes:
     return memory.getvalue()
 
 
+def torch_file(pickled: bytes, folder: str = "model", **storages: bytes) -> bytes:
+    return zipped({f"{folder}/data.pkl": pickled, **{f"{folder}/data/{key}": data for key, data in storages.items()}})
+
+
+def torch_tensor(shape: str = "I2\n", strides: str = "I1\n", offset: int = 0, key: str = "w", length: int = 2) -> bytes:
+    """Write {"w": a tensor} in the operations of a pickle that are text."""
+    storage = f"(Vstorage\nctorch\nFloatStorage\nV{key}\nVcpu\nI{length}\ntQ"
+    text = f"}}Vw\nctorch._utils\n_rebuild_tensor_v2\n({storage}I{offset}\n({shape}t({strides}tI00\n}}tRs."
+    return text.encode("latin-1")
+
+
 BOMB = zipped({"w.npy": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
 NOTED = {"w.npy": npz(w=ARRAY)}
+OLD_TORCH = b"".join(pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
+TORCH = {file.stem: file.read_bytes() for file in (Path(__file__).parent / "data" / "torch").glob("*.pth")}
 # What is wrong: (words of the error, function that makes the file).
 FORGED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "nothing": ("is empty", lambda: b""),
@@ -123,6 +136,53 @@ FORGED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "deep JSON": ("recursion limit", lambda: safetensors_file('{"a":' * 100_000)),
     "missing bytes": ("file not fully covered", lambda: safetensors_file({"a": entry()}, bytes(7))),
     "a type that is not read": ("is 'F8_E4M3'", lambda: safetensors_file({"a": entry(dtype="F8_E4M3", shape=[8])})),
+    # .pth
+    "code in a .pth": (
+        "more than weights and is not run: it would call 'builtins.getattr'",
+        lambda: torch_file(pickle.dumps({"model": {"w": Trap()}}, 2)),
+    ),
+    "code in an old .pth": (
+        "it would call 'builtins.getattr'",
+        lambda: OLD_TORCH + pickle.dumps({"w": Trap()}, 2),
+    ),
+    "a .pth without tensors": ("is a PyTorch file without tensors", lambda: torch_file(pickle.dumps({"epoch": 1}, 2))),
+    "an operation of old pickles": ("the operation INST", lambda: torch_file(b"(ios\nsystem\n.")),
+    "an extension of pickles": ("the operation EXT1", lambda: torch_file(b"\x82\1.")),
+    "a terabyte of text": ("cannot be read", lambda: torch_file(b"\x8e" + struct.pack("<Q", 2**40))),
+    "a terabyte in an old .pth": ("cannot be read", lambda: OLD_TORCH + b"\x8e" + struct.pack("<Q", 2**40)),
+    "a memo of 2**31": ("without tensors", lambda: torch_file(b"}r\xff\xff\xff\x7f.")),
+    "tuples without end": ("without tensors", lambda: torch_file(b")" + b"\x85" * 100_000 + b".")),
+    "an empty stack": ("cannot be read", lambda: torch_file(b"s.")),
+    "a storage that is not there": ("claims 8 bytes, and the file holds 0", lambda: torch_file(torch_tensor())),
+    "a path as a storage": (
+        "claims 8 bytes, and the file holds 0",
+        lambda: torch_file(torch_tensor(key="../../../etc/passwd"), w=bytes(8)),
+    ),
+    "a short storage": ("claims 8 bytes, and the file holds 7", lambda: torch_file(torch_tensor(), w=bytes(7))),
+    "a tensor past its storage": (
+        "claims 12 bytes, and the file holds 8",
+        lambda: torch_file(torch_tensor(offset=1), w=bytes(8)),
+    ),
+    "strides past a storage": (
+        "claims 40 bytes, and the file holds 8",
+        lambda: torch_file(torch_tensor(strides="I9\n"), w=bytes(8)),
+    ),
+    "a negative stride": ("no counts", lambda: torch_file(torch_tensor(strides="I-1\n"), w=bytes(8))),
+    "a shape of shapes": ("no counts", lambda: torch_file(torch_tensor(shape="(I2\nt"), w=bytes(8))),
+    "a shape that doubles 60 times": (
+        "no counts",
+        lambda: torch_file(torch_tensor(shape="I2\n" + "q\0h\0\x86" * 60), w=bytes(8)),
+    ),
+    "a stride of 400 digits": ("no counts", lambda: torch_file(torch_tensor(strides=f"I{10**400}\n"), w=bytes(8))),
+    "a negative offset": ("no counts", lambda: torch_file(torch_tensor(offset=-1), w=bytes(8))),
+    "800 GB in a .pth": (
+        "describe 800000000000 bytes",
+        lambda: torch_file(torch_tensor(shape="I200000000000\n", strides="I0\n"), w=bytes(8)),
+    ),
+    "a flipped bit in a .pth": (
+        "Bad CRC-32",
+        lambda: torch_file(torch_tensor(), w=b"12345678").replace(b"12345678", b"12345679"),
+    ),
     # HDF5
     "HDF5 without content": ("cannot be read", lambda: b"\x89HDF\r\n\x1a\n" + bytes(100)),
     "HDF5 cut short": ("truncated file", lambda: hdf5(lambda file: file.create_dataset("w", data=np.ones(999)))[:4000]),
@@ -159,6 +219,8 @@ WHOLE = {
     "safetensors": safetensors.numpy.save({"a": ARRAY, "b": np.ones(99)}, {"format": "pt"}),
     "h5": hdf5(lambda file: file.create_dataset("layers/a/vars/0", data=np.ones(999))),
     "keras": KERAS.read_bytes(),
+    "pth": TORCH["views"],
+    "old.pth": TORCH["old"],
 }
 
 
@@ -280,7 +342,7 @@ CONFIGS: dict[str | bytes, str] = {
     '{"a": "' + "x" * 11_000_000 + '"}': "has 11,000,009 bytes",
     with_field(hidden_size=64): "config.json that says hidden_size 64 where the tensors have 32",
     with_field(num_attention_heads=10**12): "num_heads",
-    with_field(image_size=10**12): "at most 65536 patches are read",
+    with_field(image_size=10**12): "17 positions, but its config.json says image_size 1000000000000",
     with_field(hidden_act="__import__('os')"): "hidden_act",
     with_field(id2label={"0": "cat \ud800", **{str(i): "dog" for i in range(1, 7)}}): "valid Unicode",
 }

@@ -91,7 +91,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("task.json", "pooling", "gap", "its mean includes the class token"),
     ("task.json", "num_classes", 6, "num_classes 6 where the tensors have 5"),
     ("config.json", "num_heads", 4, "num_heads=4"),
-    ("config.json", "image_shape", [16, 32, 3], "position/embedding"),
+    ("config.json", "image_shape", [16, 32, 3], r"5 positions, but its config.json says image_size \(16, 32\), of 8"),
     ("config.json", "mlp_dim", 13, "mlp_dim 13"),
     ("image_converter.json", "pad_to_aspect_ratio", True, "images are padded"),
     ("image_converter.json", "scale", 0, "image_converter.config cannot be"),

@@ -81,7 +81,7 @@ def test_messages_name_the_distribution_and_extras_that_exist() -> None:
     assert SETUP["metadata"]["name"] == DISTRIBUTION
     sources = "".join(path.read_text(encoding="utf-8") for path in MODULES.values())
     commands = re.findall(r"(?:install_command\(|needs_extra\(.*, )[\"'](\w+)[\"']\)", sources)
-    assert {"demo", "litert", "plots", "torch", "train"} <= set(commands) <= EXTRAS.keys()
+    assert {"demo", "litert", "plots", "train"} <= set(commands) <= EXTRAS.keys()
     assert not re.findall(r"pip install '?\.", sources)  # the folder of a clone, which users of a wheel do not have
 
 

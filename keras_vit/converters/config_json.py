@@ -18,6 +18,7 @@ from keras_vit.model.config import ViTConfig
 _NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
 # Keys that keras_vit adds to the files it writes: who wrote it, and which file of weights it describes.
 _WRITTEN_BY, _WEIGHTS = "written_by", "weights"
+_KERAS_HUB = ("ViTBackbone", "ViTImageClassifier")  # the classes that are read
 ADAPTER = "adapter_config.json"
 PROCESSOR, _PROCESSORS = "preprocessor_config.json", "processor_config.json"
 
@@ -75,7 +76,7 @@ def _read_other(path: Path) -> dict[str, Any]:
 
 
 def check_folder(weights: Path) -> None:
-    """Raise if a file beside the weights says that these are no model: quantized, or an adapter alone."""
+    """Raise if a file beside the weights says that these are no such model: quantized, of Keras Hub, an adapter."""
     path = weights.parent / "config.json"
     values = read_object(path) if path.is_file() else {}
     if (stated := part(values, "quantization_config")) and not _describes_other_file(values, weights):
@@ -84,6 +85,13 @@ def check_folder(weights: Path) -> None:
         raise CheckpointError(
             f"{path} has a quantization_config: the weights were quantized by {' '.join([str(method)[:100], *flags])}, "
             "and only floats are read. In transformers: model = model.dequantize(), then model.save_pretrained(folder)"
+        )
+    program, _, kind = str(values.get("registered_name")).partition(">")
+    if program == "keras_hub" and kind not in _KERAS_HUB and not _describes_other_file(values, weights):
+        raise CheckpointError(
+            f"{path} describes a {kind[:100]} of Keras Hub, of whose classes {' and '.join(_KERAS_HUB)} are read. The "
+            "same weights in Hugging Face's or timm's files are read: zoo.load('facebook/dinov2-base'), "
+            "zoo.load('facebook/deit-base-patch16-224') and the like"
         )
     if (weights.parent / ADAPTER).is_file() and weights.name.startswith("adapter_model."):
         base = read_object(weights.parent / ADAPTER).get("base_model_name_or_path")

@@ -1,19 +1,16 @@
 """Open files of named tensors: .npz, .safetensors, Keras' .weights.h5 and .keras, PyTorch's .pth.
 
 The kind of file is recognised by its first bytes, not by its name. Headers are read first, then one tensor at a time.
-NumPy, safetensors, h5py and PyTorch read the files. No pickle is run, and what zip archives and headers claim to hold
-has limits. The HDF5 library trusts its files: a crafted .h5 or .keras can end the process.
+NumPy, safetensors and h5py read the files; PyTorch's are read by `torch_files`. No pickle is run, and what zip archives
+and headers claim to hold has limits. The HDF5 library trusts its files: a crafted .h5 or .keras can end the process.
 """
 
 import abc
-import argparse
 import contextlib
 import math
 import os
-import pickle
 import re
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +23,8 @@ from safetensors import SafetensorError, safe_open
 
 from keras_vit._util.checks import as_path
 from keras_vit._util.files import MAX_JSON_BYTES, parse_object
-from keras_vit._util.text import abbreviated, install_command, printable
+from keras_vit._util.text import abbreviated, printable
+from keras_vit.converters import torch_files
 from keras_vit.converters.config_json import read_object
 from keras_vit.errors import CheckpointError
 
@@ -41,11 +39,10 @@ MAX_UNPACKED_BYTES = 256 << 20
 MAX_UNPACKED_RATIO = 100
 
 DOWNLOAD_AGAIN = "Download it again."
-_READABLE = "Files that can be read: .npz, .safetensors, Keras' .weights.h5 and, with PyTorch installed, .pth"
+_READABLE = "Files that can be read: .npz, .safetensors, Keras' .weights.h5 and PyTorch's .pth"
 _ZIP_MARKS = (b"PK\3\4", b"PK\5\6")
 # Offset of a mark, the mark, and the kind of file that has it.
 _FOREIGN: tuple[tuple[int, bytes | tuple[bytes, ...], str], ...] = (
-    (0, b"\x80\2\x8a\nl\xfc\x9cF\xf9", "a file of PyTorch before 1.6, a pickle: save it again with a newer PyTorch"),
     (0, (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"), "a pickle, which could run code and is never read"),
     (0, b"\x93NUMPY", "a single .npy array"),
     (0, b"version https://git-lfs", "a Git LFS pointer to the file (run git lfs pull)"),
@@ -147,16 +144,17 @@ def open_container(path: str | os.PathLike[str]) -> Container:
         if not path.is_file():
             raise CheckpointError(f"is {'a folder' if path.is_dir() else 'not a regular file'}. {_READABLE}.")
         with path.open("rb") as file:
-            container_class = _container_class(file.read(512))
+            container_class = _container_class(path, file.read(512))
     return container_class(path)
 
 
-def _container_class(start: bytes) -> type[Container]:
+def _container_class(path: Path, start: bytes) -> type[Container]:
     """Find the class that reads a file with these first bytes."""
     if start.startswith(_ZIP_MARKS):
-        # PyTorch's zip archive begins with a pickle in a folder.
-        first_name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
-        return TorchContainer if first_name.endswith(b"/data.pkl") else NpzContainer
+        with zipfile.ZipFile(path) as archive:
+            return TorchContainer if torch_files.is_archive(archive.namelist()) else NpzContainer
+    if torch_files.is_legacy(start):
+        return TorchContainer
     if start[8:9] == b"{":  # after the eight bytes of length, which can have any value
         return SafetensorsContainer
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
@@ -363,51 +361,29 @@ _STATE_KEYS = ("state_dict", "model", "teacher")  # under which training program
 
 
 class TorchContainer(Container):
-    """A file of `torch.save`, a zip archive of a pickle and tensors: PyTorch reads it weights-only and runs no code."""
+    """A file of `torch.save` or `torch.jit.save`; PyTorch is not needed, and nothing in it is run."""
 
     def _read_headers(self, size: int) -> None:
-        with _open_zip(self.path) as archive:
-            if packed := [info for info in archive.infolist() if info.compress_type != zipfile.ZIP_STORED]:
-                # PyTorch would map the compressed bytes as if they were numbers.
-                raise CheckpointError(f"is a PyTorch file with a compressed member {quoted(packed[0].filename)}.")
-        self._tensors = _state_dict(self._load())
+        self._torch: torch_files.TorchFile
+        if zipfile.is_zipfile(self.path):
+            self._torch = torch_files.ArchiveFile(self._open_files.enter_context(_open_zip(self.path)))
+        else:
+            file = self._open_files.enter_context(self.path.open("rb", buffering=0))
+            self._torch = torch_files.LegacyFile(file, size)
+        self._tensors = _state_dict(self._torch.content)
         for name, tensor in self._tensors.items():
-            kind = str(tensor.dtype if str(tensor.layout) == "torch.strided" else tensor.layout)
-            self.headers[name] = Header(name, tuple(tensor.shape), kind.removeprefix("torch."))
+            self.headers[name] = Header(name, tensor.shape, tensor.dtype)
         described = sum(header.bytes for header in self.headers.values())
         if described > _SHARING_RATIO * size:
             raise CheckpointError(
                 f"is a PyTorch file of {size} bytes whose tensors share their data and describe {described} bytes; "
                 f"at most {_SHARING_RATIO} times the file are read. Save copies of the tensors (tensor.clone())."
             )
-
-    def _load(self) -> Any:
-        try:
-            import torch
-        except ImportError as error:
-            raise CheckpointError(
-                "is a PyTorch file (a pickle, which is never read by itself): save its tensors as .safetensors, or "
-                f"let PyTorch read them weights-only: {install_command('torch')}."
-            ) from error
-        try:
-            # Training programs save their command line, an argparse.Namespace, beside the weights.
-            with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
-                return torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
-        except pickle.UnpicklingError as error:
-            reason = str(error).partition("\n")[0][:200]
-            raise CheckpointError(f"is a PyTorch file that holds more than weights and is not run: {reason}") from error
+        for name, tensor in self._tensors.items():
+            self._torch.check(name, tensor)
 
     def _read_tensor(self, header: Header) -> np.ndarray:
-        tensor = self._tensors[header.name].detach()
-        # A copy, as in the other containers; NumPy has no bfloat16.
-        tensor = tensor.float() if header.dtype == "bfloat16" else tensor.clone()
-        array: np.ndarray = tensor.contiguous().numpy()
-        return array
-
-    def close(self) -> None:
-        """Close the file; arrays already read stay valid."""
-        self._tensors = {}
-        super().close()
+        return self._torch.read(self._tensors[header.name])
 
 
 def _state_dict(loaded: Any) -> dict[str, Any]:
@@ -417,9 +393,13 @@ def _state_dict(loaded: Any) -> dict[str, Any]:
             loaded = loaded[key]
     tensors = {}
     if isinstance(loaded, Mapping):
-        tensors = {name: value for name, value in loaded.items() if isinstance(name, str) and hasattr(value, "layout")}
+        tensors = {name: value for name, value in loaded.items() if isinstance(value, torch_files.Tensor)}
     if not tensors:
-        raise CheckpointError(f"is a PyTorch file without tensors by name. It holds: {str(type(loaded))[:100]}")
+        kind = f"an object of {loaded.name}" if isinstance(loaded, torch_files.Record) else type(loaded).__name__
+        raise CheckpointError(
+            f"is a PyTorch file without tensors by name. It holds: {kind[:200]}. Where it was written, save "
+            "model.state_dict()."
+        )
     return tensors
 
 
@@ -436,6 +416,7 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "open_clip_pytorch_model.bin",
     "*.pth",
+    "tf_model.h5",
 )
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
 

@@ -142,10 +142,11 @@ def read_open_clip_timm(values: Json, defaults: Fields = timm.VIT) -> Fields:
     name, pool, head = tower.get("timm_model_name"), tower.get("timm_pool", "avg"), tower.get("timm_proj", "linear")
     if name is None:
         return {}
-    if head in ("linear", "mlp"):
+    if head == "mlp":
         raise CheckpointError(
-            f"open_clip_config.json: model_cfg.vision_cfg.timm_proj {head!r} is a head of open_clip's own behind the "
-            "model of timm, visual.head.*, which is not read; None and 'none' are"
+            "open_clip_config.json: model_cfg.vision_cfg.timm_proj 'mlp' is a head of two layers behind the model of "
+            "timm, visual.head.mlp.*, which is not read. Where open_clip is installed, this saves the model in front "
+            "of it: timm.models.save_for_hf(model.visual.trunk, 'folder', safe_serialization=True)"
         )
     architecture = {"architecture": name, **({"global_pool": pool} if pool else {})}
     return {

@@ -190,7 +190,7 @@ def _problem(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
     shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
     source = match.sources.get(path)
     if source is None:
-        if table.is_zero_without_tensor(path):
+        if table.is_zero_without_tensor(path, {source.tensor for source in match.sources.values()}):
             return None
         expected = table.tensor_of(path, checkpoint.config.to_dict())
         tensor = expected.tensor if expected else path

@@ -222,6 +222,8 @@ def _all_fields(shapes: Shapes, table: Table, known_fields: KnownFields) -> dict
     fields["classifier"] = _classifier(fields, is_stated="classifier" in stated)
     fields["labels"] = fitting_labels(fields.get("labels"), fields["num_classes"])
     _check_grid(shapes, fields, known_fields)
+    if (stated_size := json_fields.get("image_size")) is not None:
+        _check_stated_size(shapes, fields, table, stated_size)
     fields["position_prefix"] = _position_prefix(shapes, fields)
     fields["image_size"] = _image_size(shapes, fields, known_fields.image_size)
     return fields
@@ -366,6 +368,20 @@ def _check_grid(shapes: Shapes, fields: Mapping[str, Any], known_fields: KnownFi
         raise CheckpointError(
             f"does not say the grid of its positions, and {rows} x {columns} patches are wanted, which are no square: "
             f"pass {_AS_TRAINED}"
+        )
+
+
+def _check_stated_size(shapes: Shapes, fields: Mapping[str, Any], table: Table, stated: Any) -> None:
+    """Raise if the file beside the weights states another image size than that of their positions."""
+    rows = math.prod(shapes.get(POSITION, ())[:-1])
+    if table.json is None or table.json.is_resized or POSITION not in shapes or fields.get("image_size") != stated:
+        return
+    patches = math.prod(_probe(fields, image_size=stated).grid)
+    if rows - patches not in (0, 1, _probe(fields).num_prefix_tokens):
+        raise CheckpointError(
+            f"has {rows} positions, but its {table.json.file} says image_size {stated!s:.80}, of "
+            f"{min(patches, 10**18)} patches: it describes other weights. Put the right one beside them, or pass "
+            f"{_AS_TRAINED}"
         )
 
 

@@ -210,7 +210,8 @@ class Table:
     config: Mapping[str, Any] = field(default_factory=dict)  # values of all its files, unless the tensors say otherwise
     defaults: Mapping[str, Any] = field(default_factory=dict)  # values that its users choose, such as preprocessing
     without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # variable -> fields its absence implies
-    zeros: tuple[str, ...] = ()  # variables that are zero where a file has no tensor for them
+    # Variables that are zero where a file has no tensor for them; "NAME | beside TENSOR" only in files with another.
+    zeros: tuple[str, ...] = ()
     unstated: tuple[Mapping[str, Any], ...] = ()  # rules for what no tensor states, see facts.py
     refused: tuple[Mapping[str, Any], ...] = ()  # combinations of values that the format cannot hold
     json: JsonConfig | None = None  # None for a format without a config.json
@@ -292,9 +293,12 @@ class Table:
                 fields |= implied
         return fields
 
-    def is_zero_without_tensor(self, variable: str) -> bool:
-        """Whether a variable is zero in files that have no tensor for it."""
-        return any(pattern(template).fullmatch(variable) for template in self.zeros)
+    def is_zero_without_tensor(self, variable: str, tensors: Container[str] = ()) -> bool:
+        """Whether a variable is zero in files that have no tensor for it, and have these tensors."""
+        rules = (rule.partition(" | beside ") for rule in self.zeros)
+        return any(
+            pattern(template).fullmatch(variable) and (not other or other in tensors) for template, _, other in rules
+        )
 
     def has_row(self, variable: str) -> bool:
         """Whether the format has a name for a variable."""
