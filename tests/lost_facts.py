@@ -171,7 +171,7 @@ def outcome(case: Case) -> str:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 with opened(case.weights, case.files, facts=facts, wanted_size=case.wanted) as checkpoint:
-                    found, said = checkpoint.config, checkpoint.assumed
+                    found, said = checkpoint.config, "\n".join(checkpoint.told)
             said += "\n".join(str(each.message) for each in caught)
             break
         except CheckpointError as error:

@@ -244,7 +244,7 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     read_back = infer(shapes, table, KnownFields(row_fields=rows, json_fields=json_fields, caller_fields=unstated))
     inexact = _compare(config, read_back, table)
     names = [*(source.tensor for source in sources.values()), *table.unused_tensors(config.to_dict())]
-    if table.find_prefix(names) is None:
+    if not table.find_places(names):
         raise CheckpointError(
             f"Files in {table.format} format are recognised by {list(table.detect)} without any of "
             f"{list(table.detect_absent)}. The model's file would not be"

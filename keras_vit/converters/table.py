@@ -35,19 +35,24 @@ PLACEHOLDER = re.compile(r"\{(\w+)(-1|:02)?\}")
 class TensorNames:
     """The rules that turn the names in a file into those of a table's rows."""
 
-    prefixes: tuple[str, ...] = ("",)  # accepted before every name; the first that is recognised is used
+    prefixes: tuple[str, ...] = ()  # that the format's own program writes before names, besides the next two
     write_prefix: str = ""  # written before every name
     head_prefix: str = ""  # written before every name except the head's, if the model has a head
-    ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
     ignore: tuple[str, ...] = ()  # patterns of tensors that are not part of the model
     unused: tuple[str, ...] = ()  # tensors (1, hidden_size) that other readers expect: written as zeros
-    other_parts: tuple[str, ...] = ()  # patterns of tensors of a text tower or a decoder, which users are told about
+    # Patterns of tensors of a text tower or a decoder among the model's own names, which users are told about.
+    other_parts: tuple[str, ...] = ()
     renumber: tuple[str, ...] = ()  # modules whose children are numbered together or class by class
     # Part of a name, in which # is any number -> its replacement, in which # is the last of these.
     spelled: Mapping[str, str] = field(default_factory=dict)
     # Start of the name of a tensor with a leading axis of blocks -> start of the names of single blocks.
     stacked: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # other files of weights in the same folder, read with the first
+
+    @property
+    def own_prefixes(self) -> tuple[str, ...]:
+        """What the format's own program writes before names."""
+        return tuple(dict.fromkeys((*self.prefixes, self.head_prefix, self.write_prefix, "")))
 
     def spell(self, name: str) -> str:
         """Replace the parts in `spelled`; # in a replacement is the part's last number."""
@@ -127,7 +132,6 @@ class _File(TypedDict):
     layout: Literal["keras", "torch"]
     write_prefix: NotRequired[str]
     head_prefix: NotRequired[str]
-    ignore_outside: NotRequired[bool]
     writable: NotRequired[bool]
     detect: list[str]
     prefixes: NotRequired[list[str]]
@@ -216,39 +220,42 @@ class Table:
     json: JsonConfig | None = None  # None for a format without a config.json
     writable: bool = True
 
-    def find_prefix(self, names: Iterable[str]) -> str | None:
-        """Find the prefix with which these names are recognised as the format's; None if they are another format's."""
+    def find_places(self, names: Iterable[str]) -> list[str]:
+        """Find what stands before the format's marks: "" or "vit." in its own files, "state_dict/module." in others."""
+        names = list(names)
         present = {self.names.spell(name) for name in names}
-        for prefix in self.names.prefixes:
-            marked = all(any(prefix + name in present for name in mark.split(" | ")) for mark in self.detect)
-            if marked and not any(prefix + mark in present for mark in self.detect_absent):
-                return prefix
-        return None
+        first = self.detect[0].split(" | ") if self.detect else ()
+        starts = {name.removesuffix(mark) for mark in first for name in present if name.endswith(mark)}
+        return [
+            start
+            for start in sorted(starts)
+            if start[-1:] in ("", ".", "/")
+            and all(any(start + mark in present for mark in marks.split(" | ")) for marks in self.detect)
+            and not any(start + mark in present for mark in self.detect_absent)
+            and any(name.startswith(start) for name in names)  # it was not spelled otherwise
+        ]
 
-    def match(self, headers: Mapping[str, Header]) -> MatchedTensors:
-        """Find the tensor of every variable among those of a file."""
-        prefix = self.find_prefix(headers) or ""
-        names = {
-            name: self.names.spell(name.removeprefix(prefix))
-            for name in headers
-            if not name.startswith(OWN_PREFIX) and (name.startswith(prefix) or not self.names.ignore_outside)
-        }
+    def match(self, headers: Mapping[str, Header], prefix: str = "") -> MatchedTensors:
+        """Find the tensor of every variable among those of a file, whose names begin with one of the own prefixes.
+
+        Tensors without the prefix are rows that begin with "/", such as a head, or other parts: they are beside the
+        model. A tensor with the prefix that no row has is unknown, because the model would compute something else.
+        """
+        own = {name: name.removeprefix(OWN_PREFIX) for name in headers if name.startswith(OWN_PREFIX)}
+        names = {name: self.names.spell(name.removeprefix(prefix)) for name in headers if name not in own}
         present = {spelled: headers[name].shape for name, spelled in names.items()}
         ignored = [*self.names.ignore, *(wildcard(row.tensor) for row in self.rows if row.unless in present)]
         sources: dict[str, Source] = {}
-        unknown = []
-        other_parts = []
-        for name, found in self._find_sources(names, headers, present).items():
+        unknown: list[str] = []
+        other_parts: list[str] = []
+        for name, found in self._find_sources(names, headers, present, prefix).items():
             if found and not found.keys() & sources.keys():
                 sources |= found
             elif _matches(names[name], self.names.other_parts):
                 other_parts.append(name)
             elif not _matches(names[name], ignored):
-                unknown.append(name)
-        own = {name: name.removeprefix(OWN_PREFIX) for name in headers if name.startswith(OWN_PREFIX)}
+                (unknown if name.startswith(prefix) else other_parts).append(name)
         sources |= {variable: Source(name, Row(variable, name)) for name, variable in own.items()}
-        parent = prefix[: prefix.rstrip("/").rfind("/") + 1]
-        other_parts += [name.removeprefix(parent) for name in headers if name not in names and name not in own]
         shapes = {
             variable: variable_shape(headers[source.tensor].shape, source, self.layout)
             for variable, source in sources.items()
@@ -256,7 +263,11 @@ class Table:
         return MatchedTensors(sources, shapes, unknown, other_parts)
 
     def _find_sources(
-        self, names: Mapping[str, str], headers: Mapping[str, Header], present: Mapping[str, tuple[int, ...]]
+        self,
+        names: Mapping[str, str],
+        headers: Mapping[str, Header],
+        present: Mapping[str, tuple[int, ...]],
+        prefix: str,
     ) -> dict[str, dict[str, Source]]:
         """Find the variables that each tensor of a file holds; `names` are the tensors' names in the table."""
         blocks = {name: self.names.unstack(spelled, headers[name]) for name, spelled in names.items()}
@@ -265,6 +276,8 @@ class Table:
         for name, pairs in blocks.items():
             for single, layer in pairs:
                 for variable, row in self._variables(canonical[single], present):
+                    if prefix and row.tensor.startswith("/") == name.startswith(prefix):
+                        continue
                     sources[name].setdefault(variable, Source(name, row, layer))
         return sources
 

@@ -256,8 +256,8 @@ def load_resolved(
         # Of a published file that nothing describes, the card knows better than its format's defaults.
         is_described = checkpoint.known.is_described or resolved.published is None
         unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes), is_described=is_described)
-        if checkpoint.assumed and resolved.published is None:
-            warn(checkpoint.assumed)
+        for text in checkpoint.told if resolved.published is None else ():
+            warn(text)
         return build(checkpoint, {**unstated, **changes}, dtype=dtype)
 
 
