@@ -243,8 +243,8 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     unstated = {name: value for name, value in told_size.items() if name not in json_fields}
     read_back = infer(shapes, table, KnownFields(row_fields=rows, json_fields=json_fields, caller_fields=unstated))
     inexact = _compare(config, read_back, table)
-    names = [*(source.tensor for source in sources.values()), *table.unused_tensors(config.to_dict())]
-    if not table.find_places(names):
+    names = dict.fromkeys(table.unused_tensors(config.to_dict()), (1, config.hidden_size))
+    if not table.find_places({**names, **{source.tensor: shapes[path] for path, source in sources.items()}}):
         raise CheckpointError(
             f"Files in {table.format} format are recognised by {list(table.detect)} without any of "
             f"{list(table.detect_absent)}. The model's file would not be"

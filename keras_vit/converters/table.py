@@ -139,6 +139,7 @@ class _File(TypedDict):
     unused: NotRequired[list[str]]
     other_parts: NotRequired[list[str]]
     detect_absent: NotRequired[list[str]]
+    detect_several: NotRequired[list[str]]
     beside: NotRequired[list[str]]
     renumber: NotRequired[list[str]]
     unstated: NotRequired[list[dict[str, Any]]]
@@ -209,6 +210,7 @@ class Table:
     rows: tuple[Row, ...]
     detect: tuple[str, ...] = ()  # tensors that its files have; of "a | b" one is enough
     detect_absent: tuple[str, ...] = ()  # tensors that its files do not have
+    detect_several: tuple[str, ...] = ()  # tensors that have several rows in its files
     names: TensorNames = TensorNames()
     # Fields of ViTConfig that the format implies.
     config: Mapping[str, Any] = field(default_factory=dict)  # values of all its files, unless the tensors say otherwise
@@ -220,10 +222,12 @@ class Table:
     json: JsonConfig | None = None  # None for a format without a config.json
     writable: bool = True
 
-    def find_places(self, names: Iterable[str]) -> list[str]:
-        """Find what stands before the format's marks: "" or "vit." in its own files, "state_dict/module." in others."""
-        names = list(names)
-        present = {self.names.spell(name) for name in names}
+    def find_places(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Find what stands before the format's marks among the names of a file's tensors, whose shapes are known.
+
+        It is "" or "vit." in the format's own files, and "state_dict/module." in others.
+        """
+        present = {self.names.spell(name): shape for name, shape in shapes.items()}
         first = self.detect[0].split(" | ") if self.detect else ()
         starts = {name.removesuffix(mark) for mark in first for name in present if name.endswith(mark)}
         return [
@@ -232,7 +236,8 @@ class Table:
             if start[-1:] in ("", ".", "/")
             and all(any(start + mark in present for mark in marks.split(" | ")) for marks in self.detect)
             and not any(start + mark in present for mark in self.detect_absent)
-            and any(name.startswith(start) for name in names)  # it was not spelled otherwise
+            and all(math.prod(present.get(start + mark, ())[:-1]) > 1 for mark in self.detect_several)
+            and any(name.startswith(start) for name in shapes)  # it was not spelled otherwise
         ]
 
     def match(self, headers: Mapping[str, Header], prefix: str = "") -> MatchedTensors:

@@ -79,7 +79,7 @@ def find_model(
     the file holds, unless there is exactly one model, or the caller or the file's program chooses one.
     """
     names, inserted = _drop_inserted(container)
-    places = _find_places(names, tables)
+    places = _find_places(container, names, tables)
     if not places and is_format_known and which is None:  # errors of the tensors say more
         container.select(names)
         return FoundModel(tables[0], "", [], "")
@@ -95,18 +95,20 @@ def find_model(
 def find_formats(container: Container, tables: Iterable[Table]) -> list[str]:
     """List the formats that fit at some place in an open file."""
     names, _ = _drop_inserted(container)
-    return sorted({place.table.format for place in _find_places(names, tables)})
+    return sorted({place.table.format for place in _find_places(container, names, tables)})
 
 
-def _find_places(names: Mapping[str, str], tables: Iterable[Table]) -> list[Place]:
-    places = [Place(table, path) for table in tables for path in table.find_places(names)]
+def _find_places(container: Container, names: Mapping[str, str], tables: Iterable[Table]) -> list[Place]:
+    shapes = {short: container.headers[name].shape for short, name in names.items()}
+    places = [Place(table, path) for table in tables for path in table.find_places(shapes)]
     places = [place for place in places if not _MOMENTS.search(place.wrapper)]
     return [place for place in places if not any(_is_narrower(other, place) for other in places)]
 
 
 def _is_narrower(other: Place, place: Place) -> bool:
     """Whether another format at the same place has all marks of this one, and more."""
-    return other.path == place.path and {*other.table.detect} > {*place.table.detect}
+    marks, fewer = ({*table.detect, *table.detect_several} for table in (other.table, place.table))
+    return other.path == place.path and marks > fewer
 
 
 def _drop_inserted(container: Container) -> tuple[dict[str, str], list[str]]:
