@@ -87,8 +87,8 @@ def find_model(
     inside = [name for name in names if name.startswith(place.wrapper)]
     beside = [_relative(name, place.path) for name in names if not name.startswith(place.wrapper)]
     container.select({name.removeprefix(place.wrapper): names[name] for name in inside})
-    removed = [repr(name) for name in (place.wrapper, *inserted) if name]
-    told = [f"{' and '.join(removed)} is taken off the names of its tensors"] if removed else []
+    removed = ", ".join(repr(name) for name in (place.wrapper, *inserted) if name)
+    told = [f"the names of its tensors are read without {removed}"] if removed else []
     return FoundModel(place.table, place.prefix, beside, "; ".join([*reason, *told]))
 
 
@@ -165,7 +165,7 @@ def _choose(container: Container, places: Sequence[Place], which: str | None) ->
 
 
 def _listed(paths: Iterable[str]) -> str:
-    return " and ".join(repr(path.rstrip("./")) for path in dict.fromkeys(paths))
+    return " and ".join(repr(path.rstrip("./")) if path else "the top of the file" for path in dict.fromkeys(paths))
 
 
 def _program_of(places: Sequence[Place]) -> str | None:

@@ -22,7 +22,20 @@ if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
 
 # Endings that only files have. AugReg names may end in .npz too.
-_FILE_SUFFIXES = (".keras", ".npz", ".safetensors", ".h5", ".hdf5", ".pth", ".pt", ".bin", ".ckpt", ".tflite", ".onnx")
+_FILE_SUFFIXES = (
+    ".keras",
+    ".npz",
+    ".safetensors",
+    ".h5",
+    ".hdf5",
+    ".pth",
+    ".pth.tar",
+    ".pt",
+    ".bin",
+    ".ckpt",
+    ".tflite",
+    ".onnx",
+)
 _NAME_WITH_SLASH = re.compile(r"[^/]+/\d\w*")  # "ViT-B/16", or almost
 _REMOTE_CHECKPOINT = re.compile(
     r"(?P<folder>(?:https?|gs|hf)://.+/)(?:[^/]+\.safetensors|pytorch_model\.bin)(?P<revision>@[^#]+)?(?:#.*)?"
