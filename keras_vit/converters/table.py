@@ -243,8 +243,9 @@ class Table:
     def match(self, headers: Mapping[str, Header], prefix: str = "") -> MatchedTensors:
         """Find the tensor of every variable among those of a file, whose names begin with one of the own prefixes.
 
-        Tensors without the prefix are rows that begin with "/", such as a head, or other parts: they are beside the
-        model. A tensor with the prefix that no row has is unknown, because the model would compute something else.
+        Tensors without the prefix are rows that begin with "/", such as a head, or other parts, beside the model. One
+        with the prefix, or in the layer of such a row, that no row has is unknown: the model would compute something
+        else.
         """
         own = {name: name.removeprefix(OWN_PREFIX) for name in headers if name.startswith(OWN_PREFIX)}
         names = {name: self.names.spell(name.removeprefix(prefix)) for name in headers if name not in own}
@@ -253,13 +254,16 @@ class Table:
         sources: dict[str, Source] = {}
         unknown: list[str] = []
         other_parts: list[str] = []
-        for name, found in self._find_sources(names, headers, present, prefix).items():
+        all_found = self._find_sources(names, headers, present, prefix)
+        layers = {name.rpartition(".")[0] + "." for name, found in all_found.items() if found and "." in name}
+        for name, found in all_found.items():
             if found and not found.keys() & sources.keys():
                 sources |= found
             elif _matches(names[name], self.names.other_parts):
                 other_parts.append(name)
             elif not _matches(names[name], ignored):
-                (unknown if name.startswith(prefix) else other_parts).append(name)
+                is_inside = name.startswith((prefix, *layers))
+                (unknown if is_inside else other_parts).append(name)
         sources |= {variable: Source(name, Row(variable, name)) for name, variable in own.items()}
         shapes = {
             variable: variable_shape(headers[source.tensor].shape, source, self.layout)

@@ -16,9 +16,8 @@ from keras_vit.converters.table import Table
 from keras_vit.errors import CheckpointError
 
 # Modules that programs put between the names of a model: torch.compile, FSDP, activation checkpointing, peft.
-_INSERTED = re.compile(
-    r"(?<![^./])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer|modules_to_save\.\w+)\."
-)
+_MODULES = r"(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer|modules_to_save\.\w+)\.)"
+_INSERTED = re.compile(rf"(?<![^./]){_MODULES}")
 _REPLACED = ".original_module."  # what peft keeps beside its modules_to_save, and does not use
 # Moments of an optimizer of JAX have the names of the weights; those of flax before optax stand beside the weights.
 _MOMENTS = re.compile(r"(^|/)(opt|opt_state|optimizer|optimizer_state)/(?!target/)")
@@ -84,9 +83,10 @@ def find_model(
         container.select(names)
         return FoundModel(tables[0], "", [], "")
     place, reason = _choose(container, places, which)
-    inside = [name for name in names if name.startswith(place.wrapper)]
-    beside = [_relative(name, place.path) for name in names if not name.startswith(place.wrapper)]
-    container.select({name.removeprefix(place.wrapper): names[name] for name in inside})
+    start = _start_in_file(place, names)
+    inside = {name.removeprefix(place.wrapper): stored for name, stored in names.items() if stored.startswith(start)}
+    beside = [_relative(name, place.path) for name, stored in names.items() if not stored.startswith(start)]
+    container.select(inside)
     removed = ", ".join(repr(name) for name in (place.wrapper, *inserted) if name)
     told = [f"the names of its tensors are read without {removed}"] if removed else []
     return FoundModel(place.table, place.prefix, beside, "; ".join([*reason, *told]))
@@ -125,6 +125,14 @@ def _drop_inserted(container: Container) -> tuple[dict[str, str], list[str]]:
             raise CheckpointError(f"{container.path} has two tensors for {short}: {names[short]} and {name}")
         names[short] = name
     return names, list(inserted)
+
+
+def _start_in_file(place: Place, names: Mapping[str, str]) -> str:
+    """Find the wrapper as it stands in the file, with modules that were inserted: "model._orig_mod."."""
+    marks = {f"{place.path}{mark}" for mark in place.table.detect[0].split(" | ")}
+    stored = next(names[name] for name in names if place.table.names.spell(name) in marks)
+    parts = map(re.escape, re.findall(r"[^./]*[./]", place.wrapper))
+    return re.match(f"{_MODULES}*".join(["", *parts, ""]), stored)[0]  # type: ignore[index]
 
 
 def _relative(name: str, path: str) -> str:
