@@ -388,14 +388,19 @@ def formats(tower: str = "") -> list[str]:
     >>> [name for name in keras_vit.converters.formats() if "bit" in name]
     ['big_vision_bit', 'bit', 'timm_bit']
     """
-    return sorted(path.stem for path in _folder(tower).glob("*.toml"))
+    return [*_format_names(tower)]
+
+
+@functools.cache
+def _format_names(tower: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in _folder(tower).glob("*.toml")))
 
 
 def load_table(format: str | os.PathLike[str], tower: str = "") -> Table:
     """Load the table of a format: one of `formats(tower)`, or a path to your own .toml file."""
     if as_path(format, "format").endswith(".toml"):
         return _read_table(Path(format).resolve(), tower)
-    if format not in formats(tower):
+    if format not in _format_names(tower):
         raise ValueError(
             f"format must be one of {formats(tower)}, or a path to a .toml table of your own. Received: {format!r:.200}"
         )
