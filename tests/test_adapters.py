@@ -82,6 +82,10 @@ def test_an_adapter_that_cannot_be_merged_is_named(tmp_path: Path) -> None:
     save_file({**tensors, "base_model.model.vit.other.bias": np.zeros(3, "f4")}, tmp_path / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=r"for tensors that it does not have: .*other\.bias"):
         converters.load(tmp_path)
+    wide = {f"base_model.model.{NAMES[4][0]}.lora_B.weight": np.zeros((60, 4), "f4")}
+    save_file({**tensors, **wide}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"of shape \(60, 32\), and .* has shape \(64, 32\)"):
+        converters.load(tmp_path)
     del tensors[f"base_model.model.{NAMES[4][0]}.lora_B.weight"]
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match="lacks a part of vit.encoder.layer.1"):

@@ -133,6 +133,12 @@ def adapted(container: Container, table: Table, tensors: MatchedTensors, adapter
     """Merge an adapter into the tensors of an open file as they are read."""
     updates, config, _ = adapter
     found = _names_of_base(table, updates, tensors)
+    for name, base in found.items():  # of a base with one tensor for several layers of the adapter's
+        if (shape := _shape(updates[name])) != container.headers[base].shape:
+            raise CheckpointError(
+                f"has an adapter of peft for {name} of shape {shape}, and {base} has shape "
+                f"{container.headers[base].shape}: merge it with model.merge_and_unload()"
+            )
     try:
         return AdaptedContainer(
             container,
@@ -168,13 +174,14 @@ def _read_updates(container: Container, names: Iterable[str]) -> dict[str, Updat
     return updates
 
 
+def _shape(update: Update) -> tuple[int, ...]:
+    parts = update.parts
+    return parts[""].shape if "" in parts else (len(parts[_PARTS[2]]), *parts[_PARTS[1]].shape[1:])
+
+
 def _names_of_base(table: Table, updates: Mapping[str, Update], tensors: MatchedTensors) -> dict[str, str]:
     """Find the names in the base of tensors that may have those of another version of their program."""
-    headers = {}
-    for name, update in updates.items():
-        parts = update.parts
-        shape = parts[""].shape if "" in parts else (len(parts[_PARTS[2]]), *parts[_PARTS[1]].shape[1:])
-        headers[name] = Header(name, shape, "float32")
+    headers = {name: Header(name, _shape(update), "float32") for name, update in updates.items()}
     unknown: list[str] = []
     for prefix in table.names.own_prefixes:
         match = table.match(headers, prefix)
