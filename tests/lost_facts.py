@@ -1,12 +1,14 @@
-"""Reference checkpoints that lost a file beside them, or a key of one, in square and rectangular form.
+"""Reference checkpoints that lost a file beside them, or a key of one; and that have something around them.
 
-`cases` yields them, and `outcome` tells what loading one gives. Headers alone are read: no model is built.
+`cases` yields the first, in square and rectangular form, and `outcome` tells what loading one gives; `wrapped` and
+`wrapped_outcome` likewise. Headers alone are read: no model is built.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -16,8 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_vit.converters.containers import find_weights
-from keras_vit.converters.source import open_checkpoint
+import numpy as np
+from safetensors.numpy import save_file
+
+from keras_vit.converters.containers import find_weights, open_container
+from keras_vit.converters.loading import check_tensors
+from keras_vit.converters.source import Checkpoint, open_checkpoint
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
@@ -171,7 +177,7 @@ def outcome(case: Case) -> str:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 with opened(case.weights, case.files, facts=facts, wanted_size=case.wanted) as checkpoint:
-                    found, said = checkpoint.config, checkpoint.assumed
+                    found, said = checkpoint.config, "\n".join(checkpoint.told)
             said += "\n".join(str(each.message) for each in caught)
             break
         except CheckpointError as error:
@@ -213,3 +219,121 @@ def compared(found: ViTConfig, right: ViTConfig) -> Iterator[tuple[str, tuple[An
                 yield f"{name}.{part.name}", (getattr(found.preprocessing, part.name), getattr(value, part.name))
         elif name not in UNCOMPARED:
             yield name, (getattr(found, name), value)
+
+
+# ---- what programs write around a model
+
+AROUND = (
+    *("module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder.", "visual.", "timm_model.", "any.thing."),
+    *("_fsdp_wrapped_module.", "module._orig_mod.", "module.model.net.", "base_model.model.", "image_encoder/"),
+    *("state_dict/", "model/", "model_state_dict/", "net/", "target_encoder/", "teacher/", "ema/", "a/b/c/d/"),
+    *("state_dict/module.", "model/_orig_mod.", "teacher/backbone.", "state_dict/model.base_encoder."),
+)
+# Two models of one file, `which` of them is meant (None: the one that the file's program takes), and its place.
+PAIRS = (
+    ("student.backbone.", "teacher.backbone.", None, ""),
+    ("student.backbone.", "teacher.backbone.", "teacher", "teacher.backbone."),
+    ("student/", "teacher/", None, ""),
+    ("encoder/module.", "target_encoder/module.", "target_encoder", "target_encoder/module."),
+    ("state_dict/", "state_dict_ema/", None, "state_dict_ema/"),
+    ("state_dict/module.", "state_dict_ema/", "raw", "state_dict/module."),
+    ("model/", "model_ema/", None, "model_ema/"),
+    ("model/", "model_ema/", "ema", "model_ema/"),
+    ("state_dict/model.", "current_model_state/model.", None, "state_dict/model."),
+    ("state_dict/model.", "current_model_state/model.", "raw", "current_model_state/model."),
+    ("state_dict/", "ema_state_dict/module.", "ema", ""),
+    ("model/", "ema/module.", None, ""),
+)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A reference checkpoint with what a program writes around it."""
+
+    name: str
+    tensors: Mapping[str, np.ndarray]  # of the whole file
+    place: str = ""  # of the right model
+    which: str | None = None
+    told: str = ""  # what a warning names
+    right: str = "refused"  # what loading it gives
+
+
+def references() -> list[Path]:
+    """List the reference checkpoints of image models, of all formats whose files have names of their own."""
+    found = [*DATA.glob("*/*/checkpoint.npz"), *DATA.glob("*/*/model.safetensors")]
+    return sorted(path for path in found if is_image_model(path.parent) and not has_unknown(path.parent))
+
+
+def has_unknown(folder: Path) -> bool:
+    """Whether converters.load refuses a folder for a tensor that is not known, such as the queries of an EoMT."""
+    with warnings.catch_warnings(action="ignore"), open_checkpoint(folder) as checkpoint:
+        return bool(checkpoint.tensors.unknown)
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Read all tensors of a file."""
+    with open_container(path) as container:
+        return {name: container.read(name) for name in container.headers}
+
+
+def wrapped(path: Path) -> Iterator[Wrapped]:
+    """Yield a checkpoint in each wrapper: alone, beside other parts or another model, and with a tensor too many."""
+    own = read_tensors(path)
+    source = next(iter(read_right(path)[1].values()))
+    one = np.ones(3, np.float32)
+    for number, around in enumerate(AROUND):
+        inside = {around + name: value for name, value in own.items()}
+        told = re.split("[./]", around)[0]
+        others = {"criterion.weight": one, "queue": one, **inside}
+        yield Wrapped(around, inside, around, told=told, right="told")
+        yield Wrapped(f"{around} beside others", others, around, told="queue", right="told")
+        if number % 3 == 0:
+            yield Wrapped(f"{around} with a tensor too many", {**inside, f"{around}{source}_other": one})
+            yield Wrapped(f"{around} with LoRA", {**inside, f"{around}{source}.lora_A.default.weight": one})
+    if path.suffix != ".npz":
+        inserted = {"._orig_mod.".join(name.rsplit(".", 1)): value for name, value in own.items()}
+        yield Wrapped("_orig_mod. in names", inserted, told="_orig_mod.", right="told")
+    for first, second, which, place in PAIRS:
+        both = {start + name: value for start in (first, second) for name, value in own.items()}
+        right = "refused" if not place else "asked" if which else "told"
+        yield Wrapped(f"{first} and {second} which={which}", both, place, which, place.split("/")[0], right)
+
+
+@functools.cache
+def read_right(path: Path) -> tuple[ViTConfig, dict[str, str]]:
+    """Read the config of a reference checkpoint, and the tensor of every variable."""
+    with warnings.catch_warnings(action="ignore"), open_checkpoint(path.parent) as checkpoint:
+        return checkpoint.config, names_of(checkpoint)
+
+
+def names_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """Look up the tensor of every variable, by its name in the file."""
+    headers = checkpoint.container.headers
+    return {variable: headers[source.tensor].name for variable, source in checkpoint.tensors.sources.items()}
+
+
+def plain(name: str) -> str:
+    """Leave out what torch.compile and FSDP insert."""
+    return name.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
+
+
+def wrapped_outcome(path: Path, case: Wrapped, tmp_path: Path) -> str:
+    """Load a wrapped checkpoint: "told", "asked", "refused", or what is silently wrong."""
+    for beside in path.parent.glob("*.json"):
+        shutil.copy(beside, tmp_path)
+    file = tmp_path / path.name
+    arrays = dict(case.tensors)
+    np.savez(file, **arrays) if path.suffix == ".npz" else save_file(arrays, file)  # type: ignore[arg-type]
+    config, names = read_right(path)
+    try:
+        with warnings.catch_warnings(action="ignore"), open_checkpoint(tmp_path, which=case.which) as found:
+            check_tensors(found, {}, skip=("",))
+            said, read = "\n".join(found.told), {key: plain(name) for key, name in names_of(found).items()}
+            is_right = found.config == config and read == {
+                key: plain(f"{case.place}{name}") for key, name in names.items()
+            }
+    except CheckpointError:
+        return "refused"
+    if not is_right or case.told not in said:
+        return f"silent: {case.told!r} in {said!r}, {is_right}"
+    return "asked" if case.which else "told"

@@ -82,6 +82,10 @@ def test_an_adapter_that_cannot_be_merged_is_named(tmp_path: Path) -> None:
     save_file({**tensors, "base_model.model.vit.other.bias": np.zeros(3, "f4")}, tmp_path / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=r"for tensors that it does not have: .*other\.bias"):
         converters.load(tmp_path)
+    wide = {f"base_model.model.{NAMES[4][0]}.lora_B.weight": np.zeros((60, 4), "f4")}
+    save_file({**tensors, **wide}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"of shape \(60, 32\), and .* has shape \(64, 32\)"):
+        converters.load(tmp_path)
     del tensors[f"base_model.model.{NAMES[4][0]}.lora_B.weight"]
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match="lacks a part of vit.encoder.layer.1"):
@@ -100,7 +104,7 @@ def test_lora_inside_a_file_is_named(tmp_path: Path) -> None:
     inside = {f"base_model.model.{name}": value for name, value in load_file(tmp_path / "model.safetensors").items()}
     inside |= {"base_model.model.vit.lora_A.default.weight": np.zeros((4, 32), "f4")}
     save_file(inside, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"peft's LoRA .*merge_and_unload"):
+    with pytest.raises(CheckpointError, match=r"peft \(LoRA\) inside.*'lora_alpha': .*merge_and_unload"):
         converters.load(tmp_path)
 
 

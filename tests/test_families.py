@@ -126,7 +126,7 @@ def assert_same_meaning(before: Path, after: Path) -> None:
 
 def test_tensors_of_other_parts_are_named() -> None:
     for name, first in (("hf_clip_full", "logit_scale"), ("hf_mae_pretraining", "decoder")):
-        with pytest.warns(UserWarning, match=f"other parts than the image encoder, which are not read: .*{first}"):
+        with pytest.warns(UserWarning, match=f"other parts than the model, which are not read: .*{first}"):
             converters.load(FOLDER / name)
 
 

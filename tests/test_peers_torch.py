@@ -151,9 +151,8 @@ def check_name(name: str) -> None:
     with peers.import_torch().device("meta"):
         theirs = peers.import_timm().create_model(name, depth=2)
     headers = {key: Header(key, tuple(value.shape), "float32") for key, value in theirs.state_dict().items()}
-    tables = [
-        table for table in map(load_table, ("timm", "timm_eva", "timm_rope")) if table.find_prefix(headers) is not None
-    ]
+    shapes = {key: header.shape for key, header in headers.items()}
+    tables = [table for table in map(load_table, ("timm", "timm_eva", "timm_rope")) if table.find_places(shapes)]
     table = tables[0] if tables else load_table("timm")
     match = table.match(headers)
     if not tables or match.unknown or "encoder_norm/gamma" not in match.sources:

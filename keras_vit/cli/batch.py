@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from keras_vit.batch.folder import Folder
     from keras_vit.text import TextEncoder
 
-ORIGIN = ("model", "weights", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
+ORIGIN = ("model", "weights", "which", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
 SOURCE_HELP = "Folders, images, patterns, .txt or .parquet files of paths or URLs, or files of records."
 CHECKED = 100_000  # images that a search compares with those that were embedded: in a second from a local disk
 
@@ -60,7 +60,9 @@ def embed(
             shard=shard,
             retry_errors=retry_errors,
             engine=engine,
-            origin=describe_origin(found.resolved, image_size=chosen["image_size"], patch_size=chosen["patch_size"]),
+            origin=describe_origin(
+                found.resolved, **{name: chosen[name] for name in ("which", "image_size", "patch_size")}
+            ),
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     options.echo(json.dumps(result._asdict(), default=str) if as_json else text)
@@ -142,7 +144,7 @@ def _load_text_encoder(folder: Folder, chosen: dict[str, Any]) -> TextEncoder:
     from keras_vit import zoo
 
     try:
-        return zoo.text_encoder(chosen["model"], weights=chosen.get("weights"))
+        return zoo.text_encoder(chosen["model"], weights=chosen.get("weights"), which=chosen.get("which"))
     except ValueError as error:
         reason = str(error).partition(". ")[0]
         raise ValueError(

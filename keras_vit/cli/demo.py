@@ -114,7 +114,8 @@ def bench(
     is_exported = is_folder or model.casefold().endswith(".tflite")
     if is_exported and any(chosen.values()):
         raise ValueError(
-            f"--weights, --accept-license, --image-size and --patch-size are for models. Received: the file {model}"
+            "--weights, --which, --accept-license, --image-size and --patch-size are for models. "
+            f"Received: the file {model}"
         )
     if is_exported and not Path(model).exists():
         raise FileNotFoundError(f"There is no exported file {model}")

@@ -167,6 +167,7 @@ def convert(
     num_classes: options.Classes = None,
     patch_size: options.Patch = None,
     config: options.ConfigFields = None,
+    which: options.Which = None,
     accept_license: options.License = False,
     source_format: Annotated[
         str | None,
@@ -182,6 +183,7 @@ def convert(
         num_classes=num_classes,
         accept_license=accept_license,
         config=options.parse_fields(config) or None,
+        which=which,
         format=source_format,
     )
     with options.quiet():
@@ -199,6 +201,7 @@ def resize(
     image_size: Annotated[str, Argument(help="Pixels: 384 or HEIGHTxWIDTH.", callback=options.parse_size)],
     patch_size: options.Patch = None,
     config: options.ConfigFields = None,
+    which: options.Which = None,
     accept_license: options.License = False,
 ) -> None:
     """Interpolate the position embeddings of a checkpoint to another resolution, and its patches to another size."""
@@ -212,6 +215,7 @@ def resize(
         patch_size=patch_size,
         accept_license=accept_license,
         config=options.parse_fields(config) or None,
+        which=which,
     )
     file = find_weights(fetch_source(found.resolved))
     format = None if is_keras_file(file) else converters.detect(file)

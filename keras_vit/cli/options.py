@@ -173,6 +173,10 @@ ConfigFields = Annotated[
     list[str] | None,
     Option("--config", help="FIELD=VALUE that the file does not state, such as num_heads=12; may be repeated."),
 ]
+Which = Annotated[
+    str | None,
+    Option("--which", help="Of a file with several models: ema, raw, or the key of one, such as teacher."),
+]
 Strategy = Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")]
 Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
 DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
@@ -224,7 +228,12 @@ def _field_option(field: Any, rule: Rule, complete: Complete | None) -> inspect.
 
 
 def _model_options(
-    *, weights: Weights = None, accept_license: License = False, image_size: Size = None, patch_size: Patch = None
+    *,
+    weights: Weights = None,
+    which: Which = None,
+    accept_license: License = False,
+    image_size: Size = None,
+    patch_size: Patch = None,
 ) -> None:
     """Declare the options that `find_model` reads beside the model."""
 

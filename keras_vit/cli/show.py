@@ -134,7 +134,9 @@ def _table_row(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
     return (row["name"], parameters, f"{row['image_size']} px", accuracy, row["license"], ", ".join(tags))
 
 
-def show(name: options.Model, image_size: options.Size = None, as_json: options.Json = False) -> None:
+def show(
+    name: options.Model, image_size: options.Size = None, which: options.Which = None, as_json: options.Json = False
+) -> None:
     """Show a model's parts, arithmetic, memory and sizes; then its card with weights, files and accuracies.
 
     The numbers are for the recommended weights, at their resolution or at --image-size. A file has no card.
@@ -146,7 +148,7 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
     card = None if resolve(name, default=None).is_file else cards.card(name)
     weights: Weights | SimpleNamespace
     if card is None:
-        found = options.find_model(name, image_size=image_size)
+        found = options.find_model(name, image_size=image_size, which=which)
         config = found.config
         if found.has_maps:
             options.echo(f"keras-vit: {name} has a head for maps, which is not counted: only its backbone is", err=True)

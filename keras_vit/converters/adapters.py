@@ -1,12 +1,11 @@
-"""Merge an adapter of peft, LoRA, DoRA or rsLoRA, into the tensors of the model beside it.
+"""Merge an adapter of peft, LoRA, DoRA or rsLoRA, into the tensors of the model that it is beside, or inside of.
 
 Sources: peft, tuners/lora/layer.py (get_delta_weight, merge), tuners/lora/dora.py, utils/save_and_load.py.
 """
 
-import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,9 @@ from keras_vit.errors import CheckpointError
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
 _PARTS = ("", "lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+# Layer, part, name of the adapter (in memory, not in an adapter's own file), and tensor of the part.
+_PART = re.compile(r"(.*)\.(lora_\w+?)(?:\.(?!weight$|bias$)([^.]+))?(?:\.(weight|bias))?")
+FACTS = ("lora_alpha", "use_rslora")  # what a caller can state of an adapter inside of a file
 # Keys of an adapter_config.json whose other values compute something else.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -79,67 +81,112 @@ def scale(update: Update, config: Mapping[str, Any]) -> float:
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def adapted(container: Container, table: Table, tensors: MatchedTensors) -> Container:
-    """Merge the adapter beside an open file into its tensors as they are read; the file itself if there is none."""
-    folder = container.path.parent
-    if not (folder / ADAPTER).is_file():
-        return container
-    config = read_object(folder / ADAPTER)
-    for key, accepted in _PLAIN.items():
+class Adapter(NamedTuple):
+    """An adapter: the updates of the base by the names of its tensors, and its adapter_config.json."""
+
+    updates: dict[str, Update]
+    config: Mapping[str, Any]
+    told: str = ""  # what is assumed of it
+
+
+def find_adapter(container: Container, stated: Mapping[str, Any]) -> Adapter | None:
+    """Find the adapter in an open file, whose tensors are taken out, or in the files beside it; None without one.
+
+    An adapter_config.json beside the file, or the caller (`FACTS`), says how an adapter inside is scaled.
+    """
+    path = container.path.parent / ADAPTER
+    config = read_object(path) if path.is_file() else {}
+    inside = [name for name in container.headers if ".lora_" in name]
+    if not (inside or config):
+        return None
+    for key, accepted in _PLAIN.items() if config else ():
         if config.get(key) not in accepted:
             raise CheckpointError(
                 f"has an adapter of peft beside it: {key} is read only as one of {accepted}. Received: "
                 f"{config.get(key)!r:.200}; merge it with model.merge_and_unload()"
             )
+    if not inside:
+        return Adapter(_read_beside(container), config)
+    if "lora_alpha" not in (config := {**config, **stated}):
+        raise CheckpointError(
+            f"has an adapter of peft (LoRA) inside, such as {inside[0]}, and no tensor says how it is scaled: put its "
+            f"{ADAPTER} beside the file, or pass config={{'lora_alpha': ...}} (--config lora_alpha=...), or save "
+            "model.merge_and_unload() in peft"
+        )
+    updates = _read_updates(container, inside)
+    container.select({name: name for name in container.headers if name not in inside})
+    rule = "" if "use_rslora" in config else "alpha / rank (use_rslora=False is assumed)"
+    return Adapter(updates, config, f"its LoRA is merged, times {rule}" if rule else "")
+
+
+def _read_beside(container: Container) -> dict[str, Update]:
+    folder = container.path.parent
     if (file := next((folder / name for name in FILES if (folder / name).is_file()), None)) is None:
         raise CheckpointError(
             f"has an {ADAPTER} beside it and none of {FILES}: put the adapter there, or remove the file"
         )
     with open_container(file) as adapter:
-        updates = _read_updates(adapter)
+        return _read_updates(adapter, adapter.headers)
+
+
+def adapted(container: Container, table: Table, tensors: MatchedTensors, adapter: Adapter) -> Container:
+    """Merge an adapter into the tensors of an open file as they are read."""
+    updates, config, _ = adapter
     found = _names_of_base(table, updates, tensors)
+    for name, base in found.items():  # of a base with one tensor for several layers of the adapter's
+        if (shape := _shape(updates[name])) != container.headers[base].shape:
+            raise CheckpointError(
+                f"has an adapter of peft for {name} of shape {shape}, and {base} has shape "
+                f"{container.headers[base].shape}: merge it with model.merge_and_unload()"
+            )
     try:
         return AdaptedContainer(
             container,
             {base: updates[name]._replace(factor=scale(updates[name], config)) for name, base in found.items()},
         )
     except (ArithmeticError, LookupError, TypeError, ValueError, re.error) as error:
-        raise CheckpointError(f"has an {ADAPTER} beside it that cannot be read: {error!s:.200}") from error
+        raise CheckpointError(f"has an adapter of peft whose config cannot be read: {error!s:.200}") from error
 
 
-def _read_updates(adapter: Container) -> dict[str, Update]:
-    """Read an adapter: name of a tensor of the base -> its update."""
+def _read_updates(container: Container, names: Iterable[str]) -> dict[str, Update]:
+    """Read the tensors of an adapter: name of a tensor of the base -> its update."""
     updates: dict[str, Update] = {}
-    for name in adapter.headers:
+    adapters: set[str] = set()
+    for name in names:
         if ".original_module." in name:  # the base's own, beside modules_to_save
             continue
-        layer, found, part = name.removeprefix(_PREFIX).partition(".lora_")
+        layer, kind, adapter, end = name.removeprefix(_PREFIX), "", "", ""
+        if found := _PART.fullmatch(layer):
+            layer, kind, adapter, end = found.groups(default="")
+        adapters.add(adapter)
         layer = layer.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
-        part = found[1:] + part
+        part = kind if kind in ("", _PARTS[-1]) else f"{kind}.{end}"
         if part not in _PARTS:
-            raise CheckpointError(f"has an adapter of peft beside it, of which {name} is not read")
+            raise CheckpointError(f"has an adapter of peft, of which {name} is not read")
         tensor = f"{layer}.weight" if part else layer
-        updates.setdefault(tensor, Update(layer, {})).parts[part] = adapter.read(name).astype(np.float32)
+        updates.setdefault(tensor, Update(layer, {})).parts[part] = container.read(name).astype(np.float32)
+    if len(several := sorted(filter(None, adapters))) > 1:
+        raise CheckpointError(f"has several adapters of peft, {several}: merge those that you use")
     if incomplete := [
         name for name, update in updates.items() if not ({*_PARTS[1:3]} <= {*update.parts} or "" in update.parts)
     ]:
-        raise CheckpointError(f"has an adapter of peft beside it that lacks a part of {incomplete[0]}")
+        raise CheckpointError(f"has an adapter of peft that lacks a part of {incomplete[0]}")
     return updates
+
+
+def _shape(update: Update) -> tuple[int, ...]:
+    parts = update.parts
+    return parts[""].shape if "" in parts else (len(parts[_PARTS[2]]), *parts[_PARTS[1]].shape[1:])
 
 
 def _names_of_base(table: Table, updates: Mapping[str, Update], tensors: MatchedTensors) -> dict[str, str]:
     """Find the names in the base of tensors that may have those of another version of their program."""
-    headers = {}
-    for name, update in updates.items():
-        parts = update.parts
-        shape = parts[""].shape if "" in parts else (len(parts[_PARTS[2]]), *parts[_PARTS[1]].shape[1:])
-        headers[name] = Header(name, shape, "float32")
+    headers = {name: Header(name, _shape(update), "float32") for name, update in updates.items()}
     unknown: list[str] = []
-    for prefix in table.names.prefixes:
-        names = dataclasses.replace(table.names, prefixes=(prefix,))
-        match = dataclasses.replace(table, detect=(), detect_absent=(), names=names).match(headers)
+    for prefix in table.names.own_prefixes:
+        match = table.match(headers, prefix)
         lacks = [source.tensor for variable, source in match.sources.items() if variable not in tensors.sources]
-        unknown = [*match.unknown, *lacks]
+        unknown = [*match.unknown, *match.other_parts, *lacks]
         if not unknown:
             return {source.tensor: tensors.sources[variable].tensor for variable, source in match.sources.items()}
-    raise CheckpointError(f"has an adapter of peft beside it for tensors that it does not have: {str(unknown)[:300]}")
+    raise CheckpointError(f"has an adapter of peft for tensors that it does not have: {str(unknown)[:300]}")

@@ -6,6 +6,7 @@ and headers claim to hold has limits. The HDF5 library trusts its files: a craft
 """
 
 import abc
+import collections
 import contextlib
 import math
 import os
@@ -89,12 +90,12 @@ class Container(abc.ABC):
 
     def read(self, name: str) -> np.ndarray:
         """Read one of `headers` as a writable array of its shape in native byte order; bfloat16 becomes float32."""
-        if name in self._joined:
-            return self._joined[name].read(name)
+        if (header := self.headers.get(name)) is not None and header.name in self._joined:
+            return self._joined[header.name].read(header.name)
         with reading(self.path):
             if self._is_closed:
                 raise CheckpointError("is closed.")
-            if (header := self.headers.get(name)) is None:
+            if header is None:
                 raise CheckpointError(f"has no tensor {quoted(name)} among its {len(self.headers)}.")
             if header.dtype == "object":
                 raise CheckpointError(f"tensor {quoted(name)} holds pickled objects, which are never read.")
@@ -115,6 +116,10 @@ class Container(abc.ABC):
             raise CheckpointError(f"{other.path}: has tensor {quoted(min(duplicates))}, as {self.path} has.")
         self.headers |= other.headers
         self._joined |= dict.fromkeys(other.headers, other)
+
+    def select(self, names: Mapping[str, str]) -> None:
+        """Keep some tensors alone, by other names: new name -> name until now."""
+        self.headers = {new: self.headers[old] for new, old in names.items()}
 
     def close(self) -> None:
         """Close the file and those joined to it; arrays already read stay valid."""
@@ -357,7 +362,6 @@ def _open_keras_zip(path: Path) -> zipfile.ZipFile:
 
 # Tensors may share their data, such as tied weights, and together describe this many times the bytes of the file.
 _SHARING_RATIO = 2
-_STATE_KEYS = ("state_dict", "model", "teacher")  # under which training programs (timm, DeiT, Franca) keep the weights
 
 
 class TorchContainer(Container):
@@ -370,13 +374,15 @@ class TorchContainer(Container):
         else:
             file = self._open_files.enter_context(self.path.open("rb", buffering=0))
             self._torch = torch_files.LegacyFile(file, size)
-        self._tensors = _state_dict(self._torch.content)
+        self._tensors = _tensors_by_name(self._torch.content)
         for name, tensor in self._tensors.items():
             self.headers[name] = Header(name, tensor.shape, tensor.dtype)
-        described = sum(header.bytes for header in self.headers.values())
-        if described > _SHARING_RATIO * size:
+        described: collections.Counter[str] = collections.Counter()  # of each dict: one of them is read
+        for name, header in self.headers.items():
+            described[name.rpartition("/")[0]] += header.bytes
+        if (most := max(described.values())) > _SHARING_RATIO * size:
             raise CheckpointError(
-                f"is a PyTorch file of {size} bytes whose tensors share their data and describe {described} bytes; "
+                f"is a PyTorch file of {size} bytes whose tensors share their data and describe {most} bytes; "
                 f"at most {_SHARING_RATIO} times the file are read. Save copies of the tensors (tensor.clone())."
             )
         for name, tensor in self._tensors.items():
@@ -386,18 +392,24 @@ class TorchContainer(Container):
         return self._torch.read(self._tensors[header.name])
 
 
-def _state_dict(loaded: Any) -> dict[str, Any]:
-    """Find the tensors by name, under whichever key a training program saved them."""
-    for key in _STATE_KEYS:
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            loaded = loaded[key]
-    tensors = {}
-    if isinstance(loaded, Mapping):
-        tensors = {name: value for name, value in loaded.items() if isinstance(value, torch_files.Tensor)}
+def _tensors_by_name(loaded: Any) -> dict[str, Any]:
+    """Collect the tensors of nested dicts by the path of keys to each, joined by slashes."""
+    tensors: dict[str, Any] = {}
+    groups: list[tuple[str, Any]] = [("", loaded)]
+    seen: set[int] = set()
+    while groups:
+        place, group = groups.pop(0)
+        if not isinstance(group, Mapping) or id(group) in seen:  # a dict can contain itself
+            continue
+        seen.add(id(group))
+        tensors |= {f"{place}{name}": value for name, value in group.items() if isinstance(value, torch_files.Tensor)}
+        groups += [(f"{place}{name}/", value) for name, value in group.items()]
     if not tensors:
+        held = loaded.items() if isinstance(loaded, Mapping) else ()
+        keys = ", ".join(f"{key!s:.40} ({type(value).__name__})" for key, value in [*held][:20])
         kind = f"an object of {loaded.name}" if isinstance(loaded, torch_files.Record) else type(loaded).__name__
         raise CheckpointError(
-            f"is a PyTorch file without tensors by name. It holds: {kind[:200]}. Where it was written, save "
+            f"is a PyTorch file without tensors by name. It holds: {keys or kind[:200]}. Where it was written, save "
             "model.state_dict()."
         )
     return tensors
@@ -415,7 +427,7 @@ _WEIGHTS = (
     "model.weights.h5",
     "pytorch_model.bin",
     "open_clip_pytorch_model.bin",
-    "*.pth",
+    *("*.pth", "*.pt", "*.ckpt", "*.pth.tar", "*.bin"),
     "tf_model.h5",
 )
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras

@@ -5,6 +5,7 @@ CheckpointError for a value that would change the model and that keras_vit does 
 for a config, and raises for a value that the program has no name for.
 """
 
+import fnmatch
 import functools
 import math
 import re
@@ -118,14 +119,25 @@ def _classes() -> dict[str, Any]:
 
 
 def _class_fields(values: Json, kind: Any = None) -> Fields:
-    """Look up what the class of a config.json has where keys are missing; {} if it does not name its class."""
-    kind = values.get("model_type", kind)
-    return {} if kind is None else implied_fields("model_type", kind, _classes()["types"])
+    """Look up what the class of a config.json has where keys are missing; {} if it names no class that is known."""
+    kind, types = values.get("model_type", kind), _classes()["types"]
+    is_known = any(fnmatch.fnmatchcase(str(kind), pattern) for pattern in types if pattern != "*")
+    return implied_fields("model_type", kind, types) if is_known else {}
 
 
 def _read_transformers(values: Json, keys: Keys) -> Fields:
-    keys = {**keys, "id2label": ("labels", _labels), "preprocessor": ("preprocessing", _processor)}
-    return {**_class_fields(values), **read_keys(values, keys)}
+    """Read the config.json of an image model, or of a model that has one inside."""
+    preprocessor: Keys = {"preprocessor": ("preprocessing", _processor)}
+    # Of a VisionEncoderDecoderModel, of FLAVA, of Depth Anything and others; a DPT hybrid has the config of its ResNet.
+    kinds = ("encoder", "image_config", *(() if "hidden_size" in values else ("backbone_config",)))
+    if inside := next((kind for kind in kinds if isinstance(values.get(kind), dict)), None):
+        tower = values[inside]
+        return {
+            **_class_fields(tower, "vit"),
+            **read_keys(tower, keys, f"{inside}."),
+            **read_keys(values, preprocessor),
+        }
+    return {**_class_fields(values), **read_keys(values, {**keys, "id2label": ("labels", _labels), **preprocessor})}
 
 
 def _labels(value: Any) -> tuple[str, ...] | None:
@@ -240,12 +252,7 @@ def _write_labels(config: ViTConfig) -> Fields:
 
 
 def read_vit(values: Json) -> Fields:
-    """Read the config.json of ViTModel, DeiTModel, IJepaModel and of their classifiers, or within that of a pair."""
-    for inside in ("encoder", "image_config"):  # of a VisionEncoderDecoderModel, of FLAVA
-        if isinstance(values.get(inside), dict):
-            preprocessing = read_keys(values, {"preprocessor": ("preprocessing", _processor)})
-            tower = values[inside]
-            return {**_class_fields(tower, "vit"), **read_keys(tower, _VIT, f"{inside}."), **preprocessing}
+    """Read the config.json of ViTModel, DeiTModel, IJepaModel and of their classifiers."""
     return _read_transformers(values, _VIT)
 
 

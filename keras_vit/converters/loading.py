@@ -1,6 +1,5 @@
 """Read checkpoints of every known format, and models saved as .keras, as a VisionTransformer."""
 
-import collections
 import contextlib
 import functools
 import os
@@ -46,6 +45,7 @@ def load(
     num_classes: int | None = None,
     patch_size: int | tuple[int, int] | None = None,
     format: str | None = None,
+    which: str | None = None,
     dtype: Any = None,
     allow_nonfinite: bool = False,
 ) -> VisionTransformer:
@@ -63,6 +63,9 @@ def load(
         num_classes: *wanted*; if it differs from the file's, the head is new and zero; 0 means no head.
         patch_size: *wanted*, int or (height, width) in pixels; the kernel is resized as for `model.resized`.
         format: one of `formats()` or a path to a .toml table of your own; None recognises it.
+        which: the model that is meant, if the file has several: "ema" for averaged weights and "raw" for those beside
+            them, or the key or module under which it stands, such as "teacher" or "student.backbone". None takes the
+            one that the file's program takes, with a warning; if no program is known, the error lists the models.
         dtype: Keras dtype policy of the model, such as "mixed_bfloat16"; None is the global one.
         allow_nonfinite: accept NaN and infinities among the weights.
 
@@ -83,20 +86,18 @@ def load(
     changes = given(image_size=image_size, num_classes=num_classes, patch_size=patch_size)
     file = find_weights(path)
     if is_keras_file(file):
-        check_keras_facts(config=config, format=format)
+        check_keras_facts(config=config, format=format, which=which)
         return _load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
-    with open_checkpoint(file, facts=to_facts(config), format=format, wanted_size=image_size) as checkpoint:
+    with open_checkpoint(
+        file, facts=to_facts(config), format=format, which=which, wanted_size=image_size
+    ) as checkpoint:
         if checkpoint.image_size is not None:
             changes = {"image_size": checkpoint.image_size, **changes}
         model = build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
         if image_size is None:
             _report_size(checkpoint)
-        if other_parts := checkpoint.tensors.other_parts:
-            groups = collections.Counter(name.partition(".")[0].partition("/")[0] for name in other_parts)
-            listed = ", ".join(f"{name} ({count})" for name, count in sorted(groups.items()))
-            warn(f"keras_vit: {file.name} has other parts than the image encoder, which are not read: {listed}")
-        if checkpoint.assumed:
-            warn(checkpoint.assumed)
+        for text in checkpoint.told:
+            warn(text)
         return model
 
 

@@ -276,12 +276,13 @@ def _check_read_back(config: ViTConfig, shapes: Shapes, sources: Mapping[str, So
     written = {name: tensor.shape for name, tensor in collect(zeros, sources, table)}
     written |= dict.fromkeys(table.unused_tensors(config.to_dict()), (1, config.hidden_size))
     headers = {name: Header(name, shape, "float32") for name, shape in written.items()}
-    if table.find_prefix(headers) is None:
+    places = table.find_places(written)
+    if not places:
         raise CheckpointError(
             f"Files in {table.format} format are recognised by {list(table.detect)} without any of "
             f"{list(table.detect_absent)}. The model's file would not be"
         )
-    read = table.match(headers)
+    read = table.match(headers, places[0])
     wrong = [
         f"{source.tensor!r} for {path}"
         for path, source in sources.items()

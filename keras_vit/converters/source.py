@@ -1,17 +1,20 @@
 """Open a checkpoint: recognise its format, infer its architecture from the shapes of its tensors, and check it."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit import position
 from keras_vit._util import files
-from keras_vit.converters.adapters import adapted
+from keras_vit.converters.adapters import FACTS as LORA_FACTS
+from keras_vit.converters.adapters import adapted, find_adapter
 from keras_vit.converters.config_json import (
     check_folder,
     check_json,
@@ -48,6 +51,7 @@ from keras_vit.converters.table import (
     formats,
     load_table,
 )
+from keras_vit.converters.wrappers import find_formats, find_model
 from keras_vit.errors import CheckpointError as CheckpointError
 from keras_vit.model.config import ResNetConfig, ViTConfig, check_fields
 
@@ -81,7 +85,7 @@ class Checkpoint(NamedTuple):
     tensors: MatchedTensors
     config: ViTConfig  # at the image size it was trained at
     has_zero_rows: bool = False  # whether zero position rows for the prefix tokens were added when it was written
-    assumed: str = ""  # a warning for those who use the weights
+    told: tuple[str, ...] = ()  # warnings for those who use the weights
     known: KnownFields = KnownFields()  # what else than its tensors says
 
     @property
@@ -102,30 +106,38 @@ def open_checkpoint(
     *,
     facts: Mapping[str, Any] | None = None,
     format: str | os.PathLike[str] | None = None,
+    which: str | None = None,
     expected: Mapping[str, Any] | None = None,
     wanted_size: Any = None,
 ) -> Iterator[Checkpoint]:
     """Open a checkpoint, a file or a folder with the weights and a config.json, for a `with` statement.
 
-    `facts` are fields of ViTConfig that the file cannot state. `expected` (fields of the architecture that the caller
-    expects) and `wanted_size` (the image size the caller wants) are used only where nothing else states them.
+    `facts` are fields of ViTConfig, and `adapters.FACTS`, that the file cannot state; `which` chooses one of several
+    models. `expected` (fields of the architecture that the caller expects) and `wanted_size` (the image size the caller
+    wants) are used only where nothing else states them.
     """
     file = find_weights(path)
     check_folder(file)
     with open_files(file) as container:
-        table = load_table(format) if format else recognise(container)
+        found = find_model(container, tables_of(format), which, is_format_known=format is not None)
+        table = found.table
         for name in table.names.beside:
             if (file.parent / name).is_file():
                 container.join(open_container(file.parent / name))
-        tensors = table.match(container.headers)
         try:
+            facts = dict(facts or {})
+            lora_facts = {name: facts[name] for name in LORA_FACTS if name in facts}
+            if adapter := find_adapter(container, lora_facts):
+                facts = {name: value for name, value in facts.items() if name not in lora_facts}
+            tensors = table.match(container.headers, found.prefix)
+            tensors = dataclasses.replace(tensors, other_parts=[*found.other_parts, *tensors.other_parts])
             rows = fields_of_rows(source.row for source in tensors.sources.values())
-            read_container = adapted(container, table, tensors)
+            read_container = adapted(container, table, tensors, adapter) if adapter else container
             known_fields = KnownFields(
                 row_fields={**rows, **_grid_fields(container, tensors)},
                 json_fields={} if table.json is None else read_beside(file, table.json),
                 recorded_fields=read_note(container.metadata),
-                caller_fields=facts or {},
+                caller_fields=facts,
                 expected=expected or {},
                 image_size=wanted_size,
             )
@@ -135,8 +147,26 @@ def open_checkpoint(
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
         has_zero_rows = config.position_prefix and ZERO_ROWS_KEY in container.metadata
-        assumed = describe_assumed(file, table, config, known_fields)
-        yield Checkpoint(read_container, table, tensors, config, has_zero_rows, assumed, known_fields)
+        taken = "; ".join(filter(None, (found.told, adapter.told if adapter else "")))
+        told = (
+            f"keras_vit: {file.name}: {taken}" if taken else "",
+            describe_other_parts(file, tensors.other_parts),
+            describe_assumed(file, table, config, known_fields),
+        )
+        yield Checkpoint(read_container, table, tensors, config, has_zero_rows, tuple(filter(None, told)), known_fields)
+
+
+def tables_of(format: str | os.PathLike[str] | None, tower: str = "") -> list[Table]:
+    """Load the table of a format, or all tables of a tower."""
+    return [load_table(name, tower) for name in ([format] if format else formats(tower))]
+
+
+def describe_other_parts(file: Path, names: Sequence[str]) -> str:
+    """Name the parts of a file beside the model, with their numbers of tensors; "" for none."""
+    groups = collections.Counter(re.split("[./]", name)[0] for name in names)
+    listed = ", ".join(f"{name} ({count})" for name, count in sorted(groups.items()))
+    start = f"keras_vit: {file.name} has other parts than the model, which are not read: "
+    return start + listed if listed else ""
 
 
 def _grid_fields(container: Container, tensors: MatchedTensors) -> dict[str, Any]:
@@ -146,27 +176,6 @@ def _grid_fields(container: Container, tensors: MatchedTensors) -> dict[str, Any
         return {}
     rows, columns = container.headers[positions.tensor].shape[1:3]
     return {"image_size": (rows * patches[0], columns * patches[1])}
-
-
-def recognise(container: Container, tower: str = "") -> Table:
-    """Recognise the format of an open file by the names of its tensors."""
-    tables = [load_table(name, tower) for name in formats(tower)]
-    found = [table for table in tables if table.find_prefix(container.headers) is not None]
-    if len(found) == 1:
-        return found[0]
-    names = sorted(container.headers)
-    which = f"more than one format ({[table.format for table in found]}) is known by its tensors"
-    if not found:
-        which = "no format is known by its tensors"
-        for family, patterns in files.read_toml(files.data_folder("converters") / "other_families.toml").items():
-            if all(any(re.search(pattern, name) for name in names) for pattern in patterns):
-                which = f"its tensors are those of {family}. This package does not have it"
-                break
-    raise CheckpointError(
-        f"{container.path}: {which}. Received {len(names)} tensors: {str(names[:3])[:200]}. format= takes a name of "
-        "keras_vit.converters.formats() or a .toml table of your own; model.load_weights reads what model.save_weights "
-        "wrote"
-    )
 
 
 # ---- from shapes to the config
@@ -460,6 +469,7 @@ def read_config(
     *,
     config: ViTConfig | Mapping[str, Any] | None = None,
     format: str | None = None,
+    which: str | None = None,
     num_heads: int | None = None,
     image_size: int | tuple[int, int] | None = None,
 ) -> ViTConfig:
@@ -469,6 +479,7 @@ def read_config(
         path: the file or folder.
         config: facts about the file that it cannot state itself, as for `load`.
         format: one of `formats()` or a path to a .toml table of your own; None recognises it.
+        which: the model that is meant, if the file has several, as for `load`.
         num_heads: number of attention heads that is expected, where nothing else states it.
         image_size: size in pixels that is wanted, where the file does not state its own.
 
@@ -488,9 +499,9 @@ def read_config(
             "expected": {"num_heads": num_heads} if num_heads else None,
             "wanted_size": image_size,
         }
-        with open_checkpoint(file, facts=to_facts(config), format=format, **wanted) as checkpoint:
+        with open_checkpoint(file, facts=to_facts(config), format=format, which=which, **wanted) as checkpoint:
             return checkpoint.written
-    check_keras_facts(config=config, format=format)
+    check_keras_facts(config=config, format=format, which=which)
     with keras_errors(file):
         return ViTConfig(**saved_arguments(read_keras_config(file))["config"])
 
@@ -512,4 +523,6 @@ def detect(path: str | os.PathLike[str]) -> str:
     'big_vision'
     """
     with open_files(find_weights(path)) as container:
-        return recognise(container).format
+        tables = tables_of(None)
+        found = find_formats(container, tables)
+        return found[0] if len(found) == 1 else find_model(container, tables).table.format

@@ -35,19 +35,24 @@ PLACEHOLDER = re.compile(r"\{(\w+)(-1|:02)?\}")
 class TensorNames:
     """The rules that turn the names in a file into those of a table's rows."""
 
-    prefixes: tuple[str, ...] = ("",)  # accepted before every name; the first that is recognised is used
+    prefixes: tuple[str, ...] = ()  # that the format's own program writes before names, besides the next two
     write_prefix: str = ""  # written before every name
     head_prefix: str = ""  # written before every name except the head's, if the model has a head
-    ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
     ignore: tuple[str, ...] = ()  # patterns of tensors that are not part of the model
     unused: tuple[str, ...] = ()  # tensors (1, hidden_size) that other readers expect: written as zeros
-    other_parts: tuple[str, ...] = ()  # patterns of tensors of a text tower or a decoder, which users are told about
+    # Patterns of tensors of a text tower or a decoder among the model's own names, which users are told about.
+    other_parts: tuple[str, ...] = ()
     renumber: tuple[str, ...] = ()  # modules whose children are numbered together or class by class
     # Part of a name, in which # is any number -> its replacement, in which # is the last of these.
     spelled: Mapping[str, str] = field(default_factory=dict)
     # Start of the name of a tensor with a leading axis of blocks -> start of the names of single blocks.
     stacked: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # other files of weights in the same folder, read with the first
+
+    @property
+    def own_prefixes(self) -> tuple[str, ...]:
+        """What the format's own program writes before names."""
+        return tuple(dict.fromkeys((*self.prefixes, self.head_prefix, self.write_prefix, "")))
 
     def spell(self, name: str) -> str:
         """Replace the parts in `spelled`; # in a replacement is the part's last number."""
@@ -127,7 +132,6 @@ class _File(TypedDict):
     layout: Literal["keras", "torch"]
     write_prefix: NotRequired[str]
     head_prefix: NotRequired[str]
-    ignore_outside: NotRequired[bool]
     writable: NotRequired[bool]
     detect: list[str]
     prefixes: NotRequired[list[str]]
@@ -135,6 +139,7 @@ class _File(TypedDict):
     unused: NotRequired[list[str]]
     other_parts: NotRequired[list[str]]
     detect_absent: NotRequired[list[str]]
+    detect_several: NotRequired[list[str]]
     beside: NotRequired[list[str]]
     renumber: NotRequired[list[str]]
     unstated: NotRequired[list[dict[str, Any]]]
@@ -205,6 +210,7 @@ class Table:
     rows: tuple[Row, ...]
     detect: tuple[str, ...] = ()  # tensors that its files have; of "a | b" one is enough
     detect_absent: tuple[str, ...] = ()  # tensors that its files do not have
+    detect_several: tuple[str, ...] = ()  # tensors that have several rows in its files
     names: TensorNames = TensorNames()
     # Fields of ViTConfig that the format implies.
     config: Mapping[str, Any] = field(default_factory=dict)  # values of all its files, unless the tensors say otherwise
@@ -217,39 +223,49 @@ class Table:
     json: JsonConfig | None = None  # None for a format without a config.json
     writable: bool = True
 
-    def find_prefix(self, names: Iterable[str]) -> str | None:
-        """Find the prefix with which these names are recognised as the format's; None if they are another format's."""
-        present = {self.names.spell(name) for name in names}
-        for prefix in self.names.prefixes:
-            marked = all(any(prefix + name in present for name in mark.split(" | ")) for mark in self.detect)
-            if marked and not any(prefix + mark in present for mark in self.detect_absent):
-                return prefix
-        return None
+    def find_places(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Find what stands before the format's marks among the names of a file's tensors, whose shapes are known.
 
-    def match(self, headers: Mapping[str, Header]) -> MatchedTensors:
-        """Find the tensor of every variable among those of a file."""
-        prefix = self.find_prefix(headers) or ""
-        names = {
-            name: self.names.spell(name.removeprefix(prefix))
-            for name in headers
-            if not name.startswith(OWN_PREFIX) and (name.startswith(prefix) or not self.names.ignore_outside)
-        }
+        It is "" or "vit." in the format's own files, and "state_dict/module." in others.
+        """
+        present = {self.names.spell(name): shape for name, shape in shapes.items()}
+        first = self.detect[0].split(" | ") if self.detect else ()
+        starts = {name.removesuffix(mark) for mark in first for name in present if name.endswith(mark)}
+        return [
+            start
+            for start in sorted(starts)
+            if start[-1:] in ("", ".", "/")
+            and all(any(start + mark in present for mark in marks.split(" | ")) for marks in self.detect)
+            and not any(start + mark in present for mark in self.detect_absent)
+            and all(math.prod(present.get(start + mark, ())[:-1]) > 1 for mark in self.detect_several)
+            and any(name.startswith(start) for name in shapes)  # it was not spelled otherwise
+        ]
+
+    def match(self, headers: Mapping[str, Header], prefix: str = "") -> MatchedTensors:
+        """Find the tensor of every variable among those of a file, whose names begin with one of the own prefixes.
+
+        Tensors without the prefix are rows that begin with "/", such as a head, or other parts, beside the model. One
+        with the prefix, or in the layer of such a row, that no row has is unknown: the model would compute something
+        else.
+        """
+        own = {name: name.removeprefix(OWN_PREFIX) for name in headers if name.startswith(OWN_PREFIX)}
+        names = {name: self.names.spell(name.removeprefix(prefix)) for name in headers if name not in own}
         present = {spelled: headers[name].shape for name, spelled in names.items()}
         ignored = [*self.names.ignore, *(wildcard(row.tensor) for row in self.rows if row.unless in present)]
         sources: dict[str, Source] = {}
-        unknown = []
-        other_parts = []
-        for name, found in self._find_sources(names, headers, present).items():
+        unknown: list[str] = []
+        other_parts: list[str] = []
+        all_found = self._find_sources(names, headers, present, prefix)
+        layers = {name.rpartition(".")[0] + "." for name, found in all_found.items() if found and "." in name}
+        for name, found in all_found.items():
             if found and not found.keys() & sources.keys():
                 sources |= found
             elif _matches(names[name], self.names.other_parts):
                 other_parts.append(name)
             elif not _matches(names[name], ignored):
-                unknown.append(name)
-        own = {name: name.removeprefix(OWN_PREFIX) for name in headers if name.startswith(OWN_PREFIX)}
+                is_inside = name.startswith((prefix, *layers))
+                (unknown if is_inside else other_parts).append(name)
         sources |= {variable: Source(name, Row(variable, name)) for name, variable in own.items()}
-        parent = prefix[: prefix.rstrip("/").rfind("/") + 1]
-        other_parts += [name.removeprefix(parent) for name in headers if name not in names and name not in own]
         shapes = {
             variable: variable_shape(headers[source.tensor].shape, source, self.layout)
             for variable, source in sources.items()
@@ -257,7 +273,11 @@ class Table:
         return MatchedTensors(sources, shapes, unknown, other_parts)
 
     def _find_sources(
-        self, names: Mapping[str, str], headers: Mapping[str, Header], present: Mapping[str, tuple[int, ...]]
+        self,
+        names: Mapping[str, str],
+        headers: Mapping[str, Header],
+        present: Mapping[str, tuple[int, ...]],
+        prefix: str,
     ) -> dict[str, dict[str, Source]]:
         """Find the variables that each tensor of a file holds; `names` are the tensors' names in the table."""
         blocks = {name: self.names.unstack(spelled, headers[name]) for name, spelled in names.items()}
@@ -266,6 +286,8 @@ class Table:
         for name, pairs in blocks.items():
             for single, layer in pairs:
                 for variable, row in self._variables(canonical[single], present):
+                    if prefix and row.tensor.startswith("/") == name.startswith(prefix):
+                        continue
                     sources[name].setdefault(variable, Source(name, row, layer))
         return sources
 
@@ -370,14 +392,19 @@ def formats(tower: str = "") -> list[str]:
     >>> [name for name in keras_vit.converters.formats() if "bit" in name]
     ['big_vision_bit', 'bit', 'timm_bit']
     """
-    return sorted(path.stem for path in _folder(tower).glob("*.toml"))
+    return [*_format_names(tower)]
+
+
+@functools.cache
+def _format_names(tower: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in _folder(tower).glob("*.toml")))
 
 
 def load_table(format: str | os.PathLike[str], tower: str = "") -> Table:
     """Load the table of a format: one of `formats(tower)`, or a path to your own .toml file."""
     if as_path(format, "format").endswith(".toml"):
         return _read_table(Path(format).resolve(), tower)
-    if format not in formats(tower):
+    if format not in _format_names(tower):
         raise ValueError(
             f"format must be one of {formats(tower)}, or a path to a .toml table of your own. Received: {format!r:.200}"
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from keras_vit._util import files
 from keras_vit._util.checks import as_path, given
+from keras_vit._util.text import warn
 from keras_vit.converters import config_json, loading, source
 from keras_vit.converters.config_json import check_folder, keras_errors, plain_arguments, read_object
 from keras_vit.converters.containers import (
@@ -23,6 +24,7 @@ from keras_vit.converters.containers import (
 from keras_vit.converters.facts import KnownFields
 from keras_vit.converters.source import check_size
 from keras_vit.converters.table import Table, fields_of_rows, load_table
+from keras_vit.converters.wrappers import find_formats, find_model
 from keras_vit.dense.config import MapConfig, fetch_card, read_backbone_config
 from keras_vit.dense.fields import (
     IMAGENET,
@@ -116,6 +118,7 @@ def load(
     backbone: VisionTransformer | str | os.PathLike[str] | None = None,
     blocks: tuple[int, ...] | None = None,
     max_depth: float | None = None,
+    which: str | None = None,
     allow_nonfinite: bool = False,
     accept_license: bool = False,
 ) -> DenseModel:
@@ -135,6 +138,7 @@ def load(
         blocks: numbers of the blocks that the head reads, from 0, where neither file nor its name says it.
         max_depth: greatest depth in metres, where neither file nor its name says it. Meta's linear NYU heads are read
             with the 10 m that they were trained with; the hub's code spreads their bins to 80 m.
+        which: the model that is meant, if the file has several, as for `converters.load`.
         allow_nonfinite: accept NaN and infinities among the weights of a .keras file.
         accept_license: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
 
@@ -164,7 +168,7 @@ def load(
     stated = given(blocks=blocks, max_depth=max_depth)
     check_folder(file)
     with open_files(file) as container:
-        head = _find_head_table(container)
+        head = _find_head_table(container, which)
         prefix = next((start for start in _BACKBONES if any(name.startswith(start) for name in container.headers)), "")
         try:
             if head.format == "eomt":
@@ -194,21 +198,25 @@ def _load_backbone(path: Path) -> VisionTransformer:
     return loading.load(path, config=facts)
 
 
-def _find_head_table(container: Container) -> Table:
+def _find_head_table(container: Container, which: str | None) -> Table:
     """Find the table of the file's head; raise a CheckpointError for other models."""
     for pattern, model in _UNSUPPORTED.items():
         if fnmatch.filter(container.headers, pattern):
             raise CheckpointError(f"{container.path} is not read: it belongs to {model}")
     folder = files.data_folder("converters") / "checkpoints" / "dense"
     tables = [load_table(str(path)) for path in sorted(folder.glob("*.toml"))]
-    for table in tables:
-        if table.find_prefix(container.headers) is not None:
-            return table
-    names = sorted(container.headers)
-    raise CheckpointError(
-        f"{container.path} is no DPT, Depth Anything or head of DINOv2. Received {len(names)} tensors: "
-        f"{str(names[:5])[:500]}. converters.load reads models without a map."
-    )
+    if not find_formats(container, tables):
+        names = sorted(container.headers)
+        raise CheckpointError(
+            f"{container.path} is no DPT, Depth Anything or head of DINOv2. Received {len(names)} tensors: "
+            f"{str(names[:5])[:500]}. converters.load reads models without a map."
+        )
+    found = find_model(container, tables, which)
+    if found.told:
+        warn(f"keras_vit: {container.path.name}: {found.told}")
+    if found.other_parts:
+        warn(source.describe_other_parts(container.path, found.other_parts))
+    return found.table
 
 
 def _load_head(
@@ -233,8 +241,8 @@ def _load_head(
 def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[str, Any]) -> DenseModel:
     """Load a file that holds a head and its backbone."""
     name, inside = _BACKBONES[prefix]
-    table = _add_head_rows(load_table(name), prefix, head)
-    tensors = table.match(container.headers)
+    table = _add_head_rows(load_table(name), head)
+    tensors = table.match(container.headers, prefix)
     shapes = tensors.shapes
     values = config_json.read_object(beside) if (beside := container.path.parent / "config.json").is_file() else {}
     if prefix != "pretrained." and not values:
@@ -274,7 +282,7 @@ def _load_eomt(container: Container, head: Table) -> DenseModel:
     stated = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     check_value(stated, "model_type", tuple(_EOMT))
     name, spelled = _EOMT[stated["model_type"]]
-    table = _add_head_rows(load_table(name), "", head)
+    table = _add_head_rows(load_table(name), head)
     table = dataclasses.replace(table, names=dataclasses.replace(table.names, spelled=spelled))
     tensors = table.match(container.headers)
     values, shapes = read_eomt(container, stated), tensors.shapes
@@ -319,10 +327,11 @@ def _json_fields(values: Mapping[str, Any], own: Any, table: Table) -> dict[str,
     return fields
 
 
-def _add_head_rows(table: Table, prefix: str, head: Table) -> Table:
-    """Give the names of a backbone's table a prefix, and add the rows of a head."""
-    names = dataclasses.replace(table.names, prefixes=(prefix,), ignore=(*table.names.ignore, *head.names.ignore))
-    return dataclasses.replace(table, detect=(), detect_absent=(), names=names, rows=(*table.rows, *head.rows))
+def _add_head_rows(table: Table, head: Table) -> Table:
+    """Add the rows of a head to the table of a backbone, with and without its prefix."""
+    names = dataclasses.replace(table.names, ignore=(*table.names.ignore, *head.names.ignore))
+    rows = (dataclasses.replace(row, tensor=f"/{row.tensor}") for row in head.rows)
+    return dataclasses.replace(table, names=names, rows=(*table.rows, *head.rows, *rows))
 
 
 def _fields_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -350,5 +359,8 @@ def _assign(checkpoint: source.Checkpoint, model: DenseModel, *, reads_backbone:
     backbone = loading.variables_by_path(model.backbone)
     head = {path: value for path, value in loading.variables_by_path(model).items() if path not in backbone}
     variables = {**backbone, **head} if reads_backbone else head
+    # What is beside the backbone is the head's.
+    unknown = [*checkpoint.tensors.unknown, *checkpoint.tensors.other_parts]
+    checkpoint = checkpoint._replace(tensors=dataclasses.replace(checkpoint.tensors, unknown=unknown, other_parts=[]))
     loading.check_tensors(checkpoint, variables, skip=_UNUSED_VARIABLES)
     loading.assign_tensors(checkpoint, model, variables)

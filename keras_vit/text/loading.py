@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from keras_vit._util.text import warn
 from keras_vit.converters.config_json import check_folder, check_json, check_keras_facts, read_beside
 from keras_vit.converters.containers import Container, find_weights, is_keras_file, open_files
 from keras_vit.converters.facts import asked_for, check_asked
@@ -22,9 +23,10 @@ from keras_vit.converters.source import (
     Checkpoint,
     Shapes,
     find_num_heads,
-    recognise,
+    tables_of,
 )
-from keras_vit.converters.table import MAX_LAYERS, Table, load_table
+from keras_vit.converters.table import MAX_LAYERS, Table
+from keras_vit.converters.wrappers import find_model
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import TextConfig, ViTConfig, check_fields
@@ -40,6 +42,7 @@ def load(
     tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
     config: Mapping[str, Any] | None = None,
     format: str | None = None,
+    which: str | None = None,
     dtype: Any = None,
     allow_nonfinite: bool = False,
 ) -> TextEncoder:
@@ -53,6 +56,7 @@ def load(
             the encoder takes ids only.
         config: facts about the file that it cannot state itself, such as `num_heads`, where there is no config.json.
         format: name of a table in converters/checkpoints/text; None recognises it.
+        which: the model that is meant, if the file has several, as for `converters.load`.
         dtype: Keras dtype policy of the model; None is the global one.
         allow_nonfinite: accept NaN and infinities among the weights.
 
@@ -73,12 +77,13 @@ def load(
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}. A model of the zoo by its name: keras_vit.zoo.text_encoder(name)") from None
     if is_keras_file(file):
-        check_keras_facts(config=config, format=format, tokenizer=tokenizer)
+        check_keras_facts(config=config, format=format, which=which, tokenizer=tokenizer)
         return _load_keras(file, dtype, allow_nonfinite=allow_nonfinite)
     check_folder(file)
     with open_files(file) as container:
-        table = load_table(format, "text") if format else recognise(container, "text")
-        tensors = table.match(container.headers)
+        model = find_model(container, tables_of(format, "text"), which, is_format_known=format is not None)
+        table = model.table
+        tensors = table.match(container.headers, model.prefix)
         scales = {name: tensors.sources.pop(name) for name in SCALES if name in tensors.sources}
         try:
             json_fields = {} if table.json is None else read_beside(file, table.json)
@@ -95,6 +100,8 @@ def load(
         checkpoint = Checkpoint(container, table, tensors, cast(ViTConfig, found))  # no field is read
         check_tensors(checkpoint, variables)
         assign_tensors(checkpoint, encoder, variables, allow_nonfinite=allow_nonfinite)
+        if model.told:
+            warn(f"keras_vit: {file.name}: {model.told}")
     return encoder
 
 

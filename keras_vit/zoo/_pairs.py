@@ -26,7 +26,11 @@ _LARGEST = 1e30  # far below the largest number of float32
 
 
 def text_encoder(
-    name_or_path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None, dtype: Any = None
+    name_or_path: str | os.PathLike[str],
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    which: str | None = None,
+    dtype: Any = None,
 ) -> TextEncoder:
     """Load the text tower that belongs to an image encoder, with its tokenizer.
 
@@ -34,6 +38,7 @@ def text_encoder(
         name_or_path: name of a model with a text tower ("CLIP-B/16", "SigLIP-B/16", "SigLIP2-B/16"), or the path or URL
             of a file or folder, as for `text.load`.
         weights: a tag of the model's card; None means the recommended weights. A path has none.
+        which: the model that is meant, if a file has several, as for `text.load`.
         dtype: Keras dtype policy, such as "mixed_bfloat16"; None means the global one.
 
     Raises:
@@ -56,7 +61,7 @@ def text_encoder(
     row = resolved.published
     if resolved.is_file:
         fetch_beside(resolved.source or "", (_CONFIG, *_TOKENIZER_FILES))
-        return text.load(fetch_source(resolved), dtype=dtype)
+        return text.load(fetch_source(resolved), which=which, dtype=dtype)
     location = row.text_location if row else None
     if row is None or location is None:
         known = dict.fromkeys(row.architecture for family in families() for row in family.weights if row.text_location)
@@ -79,6 +84,7 @@ def zero_shot(
     templates: Sequence[str] | None = None,
     text_encoder: str | os.PathLike[str] | TextEncoder | None = None,
     weights: str | None = None,
+    which: str | None = None,
     accept_license: bool = False,
     **config_changes: Any,
 ) -> VisionTransformer:
@@ -96,6 +102,7 @@ def zero_shot(
             embeddings. None takes the card's templates, or "a photo of a {}." for a folder; ["{}"] the names alone.
         text_encoder: the other half of the pair, if it is elsewhere: a TextEncoder, or as for `zoo.text_encoder`.
         weights: for a name: a tag of its card.
+        which: the model that is meant, if a file has several, as for `load`.
         accept_license: as for `load`.
         **config_changes: as for `load`, such as image_size.
 
@@ -118,13 +125,13 @@ def zero_shot(
     are_texts = isinstance(texts, list | tuple) and all(isinstance(text, str) and "{}" in text for text in texts)
     if texts is not None and not (texts and are_texts):
         raise ValueError(f'templates must be texts with "{{}}" in place of a name. Received: {templates!r:.200}')
-    encoder = _text_half(name_or_path, weights) if text_encoder is None else _text_half(text_encoder)
+    encoder = _text_half(name_or_path, weights, which) if text_encoder is None else _text_half(text_encoder)
     scale, bias = encoder.config.logit_scale, encoder.config.logit_bias
     if scale is None:
         raise ValueError("The text encoder has no logit_scale: use zoo.zero_shot_head, with a scale of your choice")
     if bias is None and len(names) == 1:
         raise ValueError(f"The softmax of one class is always 1: pass several classes. Received: {names}")
-    model, defaults = _image_half(name_or_path, weights, accept_license, config_changes)
+    model, defaults = _image_half(name_or_path, weights, which, accept_license, config_changes)
     texts = texts or defaults
     config, width = model.config, encoder.config.width
     if config.num_classes and not config.projection_head:
@@ -144,7 +151,9 @@ def zero_shot(
     return result.with_config(result.config.replace(probabilities="sigmoid"))
 
 
-def _image_half(model: Any, weights: str | None, accept_license: bool, changes: Any) -> tuple[VisionTransformer, Any]:
+def _image_half(
+    model: Any, weights: str | None, which: str | None, accept_license: bool, changes: Any
+) -> tuple[VisionTransformer, Any]:
     """Load the image encoder, and look up the templates of its card."""
     from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -154,16 +163,16 @@ def _image_half(model: Any, weights: str | None, accept_license: bool, changes: 
     stated = resolved.published.templates if resolved.published else ()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "keras_vit: .* has other parts")  # which are the text encoder
-        return load_resolved(resolved, changes), stated or [TEMPLATE]
+        return load_resolved(resolved, changes, which=which), stated or [TEMPLATE]
 
 
-def _text_half(source: Any, weights: str | None = None) -> TextEncoder:
+def _text_half(source: Any, weights: str | None = None, which: str | None = None) -> TextEncoder:
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.text import TextEncoder
 
     if isinstance(source, VisionTransformer):
         raise ValueError("A model needs its text_encoder: a name, a path or a TextEncoder. Received: None")
-    return source if isinstance(source, TextEncoder) else text_encoder(source, weights=weights)
+    return source if isinstance(source, TextEncoder) else text_encoder(source, weights=weights, which=which)
 
 
 def _checked_names(classes: Any) -> list[str]:

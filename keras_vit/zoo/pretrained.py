@@ -22,7 +22,20 @@ if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
 
 # Endings that only files have. AugReg names may end in .npz too.
-_FILE_SUFFIXES = (".keras", ".npz", ".safetensors", ".h5", ".hdf5", ".pth", ".pt", ".bin", ".ckpt", ".tflite", ".onnx")
+_FILE_SUFFIXES = (
+    ".keras",
+    ".npz",
+    ".safetensors",
+    ".h5",
+    ".hdf5",
+    ".pth",
+    ".pth.tar",
+    ".pt",
+    ".bin",
+    ".ckpt",
+    ".tflite",
+    ".onnx",
+)
 _NAME_WITH_SLASH = re.compile(r"[^/]+/\d\w*")  # "ViT-B/16", or almost
 _REMOTE_CHECKPOINT = re.compile(
     r"(?P<folder>(?:https?|gs|hf)://.+/)(?:[^/]+\.safetensors|pytorch_model\.bin)(?P<revision>@[^#]+)?(?:#.*)?"
@@ -39,6 +52,7 @@ def load(
     weights: str | os.PathLike[str] | None = "default",
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
+    which: str | None = None,
     dtype: Any = None,
     accept_license: bool = False,
     **config_changes: Any,
@@ -58,6 +72,7 @@ def load(
             without weights. Position embeddings are interpolated once, with the official method.
         num_classes: number of outputs of the head. If it differs from the weights', the head is new and zero; 0 builds
             a model without a head.
+        which: the model that is meant, if a file has several, such as "ema" or "teacher": as for `converters.load`.
         dtype: Keras dtype policy, such as "mixed_bfloat16"; logits are float32 under every policy.
         accept_license: whether you accept the terms of a publisher who has terms of its own, such as DINOv3's. A card
             has their address. Without it such a file is not downloaded.
@@ -90,7 +105,7 @@ def load(
             f"weights=None builds a model's name with random weights. Received: the file {name!r}. For its "
             f"architecture: VisionTransformer(converters.read_config({name!r}))"
         )
-    return load_resolved(replace(resolved, accept_license=accept_license), changes, dtype=dtype)
+    return load_resolved(replace(resolved, accept_license=accept_license), changes, which=which, dtype=dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +226,12 @@ def _exists(text: str) -> bool:
 
 
 def load_resolved(
-    resolved: ResolvedModel, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
+    resolved: ResolvedModel,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    which: str | None = None,
+    dtype: Any = None,
+    **file_facts: Any,
 ) -> VisionTransformer:
     """Load the model that `resolve` found. Errors are those of `load` or, for a file, of `converters.load`.
 
@@ -227,11 +247,12 @@ def load_resolved(
                 f"A file is loaded with another {', '.join(_FILE_CHANGES)} only. Received: {others}. For other fields: "
                 "model.with_config(model.config.replace(...))"
             )
-        return converters.load(fetch_source(resolved), **changes, **file_facts, dtype=dtype)
+        return converters.load(fetch_source(resolved), **changes, **file_facts, which=which, dtype=dtype)
     _check_no_facts(resolved, file_facts)
     if resolved.source is None:
         from keras_vit.model.vision_transformer import VisionTransformer
 
+        _check_no_facts(resolved, {"which": which})
         return VisionTransformer(_random_config(expected, changes), dtype=dtype)
     from keras_vit.converters.containers import find_weights, is_keras_file
     from keras_vit.converters.loading import build
@@ -239,16 +260,17 @@ def load_resolved(
 
     path = fetch_source(resolved)
     if is_keras_file(find_weights(path)):  # states everything itself
-        model = converters.load(path, dtype=dtype)
+        model = converters.load(path, which=which, dtype=dtype)
         _check_architecture(path, model.config, expected)
         return model.with_config(model.config.replace(**changes)) if changes else model
-    with open_checkpoint(path, expected=vars(expected), wanted_size=changes.get("image_size")) as checkpoint:
+    wanted: dict[str, Any] = {"which": which, "wanted_size": changes.get("image_size")}
+    with open_checkpoint(path, expected=vars(expected), **wanted) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
         # Of a published file that nothing describes, the card knows better than its format's defaults.
         is_described = checkpoint.known.is_described or resolved.published is None
         unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes), is_described=is_described)
-        if checkpoint.assumed and resolved.published is None:
-            warn(checkpoint.assumed)
+        for text in checkpoint.told if resolved.published is None else ():
+            warn(text)
         return build(checkpoint, {**unstated, **changes}, dtype=dtype)
 
 
@@ -325,15 +347,20 @@ def _unstated(defaults: Mapping[str, Any], config: ViTConfig, *, is_described: b
 
 
 def load_any(
-    resolved: ResolvedModel, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
+    resolved: ResolvedModel,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    which: str | None = None,
+    dtype: Any = None,
+    **file_facts: Any,
 ) -> VisionTransformer | DenseModel:
     """Load what `resolve` found as `load_resolved` does, also a stored model of maps, which keeps its dtype."""
     if read_maps_config(resolved) is not None:
         from keras_vit.dense.loading import load_stored
 
-        _check_no_facts(resolved, file_facts)
+        _check_no_facts(resolved, {**file_facts, "which": which})
         return load_stored(fetch_source(resolved), given(**(changes or {})))
-    return load_resolved(resolved, changes, dtype=dtype, **file_facts)
+    return load_resolved(resolved, changes, which=which, dtype=dtype, **file_facts)
 
 
 def read_maps_config(resolved: ResolvedModel) -> ViTConfig | None:
@@ -345,13 +372,20 @@ def read_maps_config(resolved: ResolvedModel) -> ViTConfig | None:
     return read_backbone_config(fetch_source(resolved))
 
 
-def read_config(resolved: ResolvedModel, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
+def read_config(
+    resolved: ResolvedModel,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    which: str | None = None,
+    **file_facts: Any,
+) -> ViTConfig:
     """Read the config of what `load_resolved` would load, from headers, without TensorFlow; errors likewise."""
     changes = changes or {}
     expected = resolved.expected_config
     if expected is not None:
         _check_no_facts(resolved, file_facts)
         if resolved.source is None:
+            _check_no_facts(resolved, {"which": which})
             return _random_config(expected, changes)
     if (backbone := read_maps_config(resolved)) is not None:
         return backbone.replace(**changes)
@@ -362,9 +396,9 @@ def read_config(resolved: ResolvedModel, changes: Mapping[str, Any] | None = Non
 
     wanted_size = changes.get("image_size")
     if expected is None or is_keras_file(find_weights(path)):
-        config = converters.read_config(path, **file_facts, image_size=wanted_size)
+        config = converters.read_config(path, **file_facts, which=which, image_size=wanted_size)
     else:
-        with open_checkpoint(path, expected=vars(expected), wanted_size=wanted_size) as checkpoint:
+        with open_checkpoint(path, expected=vars(expected), which=which, wanted_size=wanted_size) as checkpoint:
             config = checkpoint.written
     if expected is not None:
         _check_architecture(path, config, expected)
