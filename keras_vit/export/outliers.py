@@ -23,7 +23,7 @@ from keras_vit.model import layers as vit
 from keras_vit.model.layers import runtime
 
 FINAL_NORM = "encoder_norm"
-MLP_NORM = "/mlp/norm"  # end of the names of norms that do not read the residual stream
+INNER_NORM = "/norm"  # end of the names of norms in attention or an MLP, which do not read the residual stream
 NUM_IMAGES = 8  # the factors depend on the largest values alone, which few images show
 DEFAULT_SAMPLES = [0, 3]  # two of the built-in images, smooth and noise: every export runs the model on them
 BATCH = 2  # images in a call, for few activations in memory
@@ -74,7 +74,7 @@ def find_outliers(model: keras.Model, images: np.ndarray, smoothing: Smoothing |
         write_model(file)
         for name, largest_weights in file.largest_weights.items():
             if name in ranges:
-                factors_in = 1.0 if name.endswith(MLP_NORM) else scales
+                factors_in = 1.0 if name.endswith(INNER_NORM) else scales
                 gains = np.abs(float64(file.norms[name].gamma))
                 weights = _above_zero(largest_weights * gains / factors_in)
                 _balance(outliers, name, ranges[name] * factors_in, weights, smoothing)
@@ -140,7 +140,7 @@ def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tupl
             return
         tokens = folding.center(np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))))
         tokens = tokens.reshape(-1, tokens.shape[-1])
-        if not name.endswith(MLP_NORM):
+        if not name.endswith(INNER_NORM):
             stream = np.maximum(stream, np.abs(tokens).max(axis=0))
         tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + last_block.norm1.epsilon)
         least, most = ranges.get(name, (np.inf, -np.inf))

@@ -367,6 +367,7 @@ class BlockConfig(Group):
         key_bias: whether the key has a bias where query and value have one.
         gated_mlp: whether the MLP's activation is that of a second Dense layer, the gate, by which the first one is
             multiplied (SwiGLU with "silu", arXiv 2002.05202).
+        attention_norm: whether a LayerNorm of all heads together precedes attention's output projection (BEiT-3).
         mlp_norm: whether a LayerNorm precedes the MLP's last Dense layer (EVA-02).
         activation: in the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, Hugging Face), "gelu_quick" (OpenAI), "relu",
             "relu6", "leaky_relu" (of slope 0.01), "silu", "hard_swish", "sigmoid", "tanh" or "linear".
@@ -382,6 +383,7 @@ class BlockConfig(Group):
     qkv_bias: bool = True
     key_bias: bool = True
     gated_mlp: bool = False
+    attention_norm: bool = False
     mlp_norm: bool = False
     activation: Activation = "gelu_tanh"
     norm_epsilon: NonNegative = uncounted(1e-6)

@@ -57,8 +57,8 @@ PEAK |= dict.fromkeys(OF_OUTPUT, 1)
 FIELDS = """
     image_size patch_size num_channels patch_bias resnet class_token num_class_tokens distilled num_registers pre_norm
     position position_place position_prefix rotary_theta rotary_learned relative_bias relative_bias_mlp_dim hidden_size
-    num_layers stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation
-    layer_scale dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads
+    num_layers stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp attention_norm mlp_norm
+    activation layer_scale dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads
     pool_mlp_dim pool_prefix representation_size representation_activation final_norm normalize_features projection_head
     preprocessing width_factor version stage_widths stage_channels groups
 """
@@ -353,6 +353,8 @@ def _attention(
         peak=3 * num_attended * width + scores * (1 if relative is None else 5 if scores_offsets else 2),
         widest=max(scores, num_attended * width),
     )
+    if layer.norm_epsilon is not None:
+        cost += _norm(layer.norm, queries) + Cost(kept=num_queries * width)
     return cost + Cost(kept=scores, kept_masks=scores) if layer.dropout_rate else cost
 
 

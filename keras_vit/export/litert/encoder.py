@@ -127,6 +127,7 @@ honours(
     "qkv_bias",
     "key_bias",
     "gated_mlp",
+    "attention_norm",
     "mlp_norm",
     "activation",
     "norm_epsilon",
@@ -161,6 +162,8 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
     else:
         layer = relative if relative is None else source(relative)[0]
         mixed = attention(file, block.attention, normalized, f"{name}/attention", queries=queries, relative=layer)
+        if block.attention.norm_epsilon is not None:
+            mixed = norm(file, block.attention.norm, mixed, f"{name}/attention/norm")
         out = block.attention.out
         options: dict[str, Any] = {"layer_scale": block.scale1, "scales": scales}
         few_rows = queries * block.attention.num_heads < static_dim(x.shape[1])
@@ -209,7 +212,10 @@ honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
 honours(RelativeBias, "grid", "num_heads", "prefix_tokens", "mlp_dim", "method")
 # Of the tokens they read shape and type alone.
 STREAM_READERS.update((RelativePosition, RelativeBias, RotaryFrequencies))
-honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
+honours(
+    vit.MultiHeadAttention,
+    *("num_heads", "use_bias", "key_bias", "rotary", "norm_epsilon", "causal", "dropout_rate"),
+)
 honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "axes", "block")
 honours(RotaryFrequencies, "rotary", "num_layers", "num_heads", "head_size")
 honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
@@ -219,18 +225,22 @@ honours(MergeHeads, "width")
 def attention(
     file: FileWriter, layer: Any, x: PendingTensor, name: str, *, queries: int, relative: Any = None
 ) -> PendingTensor:
-    """Write attention of the first `queries` tokens without its output projection, (batch, queries, hidden_size).
+    """Write attention of the first `queries` tokens in front of its norm and its output projection.
+
+    The result is (batch, queries, hidden_size).
 
     `relative` is a RelativePosition, a RelativeBias or a RotaryFrequencies. The attention weights, (batch, heads,
     queries, tokens) or (batch, heads * queries, tokens), become `file.attention`.
 
     Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query,
     unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
-    projection, whose bias has it.
+    projection, whose bias has it. A norm in front of the projection reads values with it.
     """
     ops = file.ops
     heads = layer.num_heads
-    without_constant, removed_offset = _remove_constant(x, folding.dense_weights(layer.value))
+    without_constant, removed_offset = x, None
+    if layer.norm_epsilon is None:
+        without_constant, removed_offset = _remove_constant(x, folding.dense_weights(layer.value))
     keys = file.fold(folding.key_weights(layer), without_constant if layer.rotary is None else x)
     values = file.fold(folding.dense_weights(layer.value), without_constant)
     query_weights = file.fold(folding.query_weights(layer), x)

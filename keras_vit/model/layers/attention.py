@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers import runtime
-from keras_vit.model.layers.base import BaseLayer, DenseRules, Dropout, glorot_uniform_matrix
+from keras_vit.model.layers.base import BaseLayer, DenseRules, Dropout, LayerNormalization, glorot_uniform_matrix
 from keras_vit.model.layers.position_variants import as_rotary, relative_scores
 
 # Added to the scores of tokens that must not be attended to. The exponential of so small a score is exactly 0, and
@@ -62,7 +62,8 @@ class MultiHeadAttention(BaseLayer):
     """Compute softmax(q k' / sqrt(head size)) v and project it to hidden_size.
 
     `key_bias` is whether the keys have a bias where queries and values have one; `rotary` are the arguments of a
-    `Rotary` as a dict. `causal`: a token attends only to itself and to tokens in front of it, as in CLIP's text tower;
+    `Rotary` as a dict. `norm_epsilon`: that of a LayerNorm of all heads together before the output projection; None
+    means no such norm. `causal`: a token attends only to itself and to tokens in front of it, as in CLIP's text tower;
     it needs queries and attended tokens of the same length, and excludes relative positions.
 
     Inputs: queries (batch, tokens, hidden_size), other tokens to attend to, the result of a `RelativePosition`, a
@@ -77,6 +78,7 @@ class MultiHeadAttention(BaseLayer):
         use_bias: bool = True,
         key_bias: bool = True,
         rotary: dict[str, Any] | None = None,
+        norm_epsilon: float | None = None,
         causal: bool = False,
         dropout_rate: float = 0.0,
         **kwargs: Any,
@@ -87,6 +89,7 @@ class MultiHeadAttention(BaseLayer):
         self.use_bias = use_bias
         self.key_bias = key_bias
         self.rotary = None if rotary is None else as_rotary(rotary)
+        self.norm_epsilon = norm_epsilon
         self.dropout_rate = dropout_rate
         self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
@@ -101,6 +104,9 @@ class MultiHeadAttention(BaseLayer):
         self.value = SplitHeads(*heads, use_bias=self.use_bias, name="value", **policy)
         for projection in (self.query, self.key, self.value):
             projection.build((None, None, hidden_size))
+        if self.norm_epsilon is not None:
+            self.norm = LayerNormalization(epsilon=self.norm_epsilon, name="norm", **policy)
+            self.norm.build((None, None, hidden_size))
         self.out = MergeHeads(hidden_size, name="out", **policy)
         self.out.build((None, None, *heads))
 
@@ -110,8 +116,17 @@ class MultiHeadAttention(BaseLayer):
         value = self.value(attended)
         if training and self.dropout_rate:
             weights = self.dropout(runtime.attention_weights(query, key, added), training=True)
-            return self.out(ops.matmul(weights, value))
-        return self.out(runtime.attend(query, key, added, value, training=training))
+            mixed = ops.matmul(weights, value)
+        else:
+            mixed = runtime.attend(query, key, added, value, training=training)
+        return self.out(mixed if self.norm_epsilon is None else self._normalized(mixed))
+
+    def _normalized(self, mixed: Any) -> Any:
+        """Normalize each token of (batch, heads, tokens, head size) over all heads."""
+        heads_last = _swap_heads_and_tokens(mixed)
+        batch, tokens, heads, size = ops.shape(heads_last)
+        joined = self.norm(ops.reshape(heads_last, (batch, tokens, heads * size)))
+        return _swap_heads_and_tokens(ops.reshape(joined, (batch, tokens, heads, size)))
 
     def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
         """Compute the attention weights, (batch, heads, queries, attended); every row sums to 1."""

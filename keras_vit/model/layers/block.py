@@ -132,6 +132,7 @@ class EncoderBlock(BaseLayer):
                 use_bias=config.qkv_bias,
                 key_bias=config.key_bias,
                 rotary=rotary,
+                norm_epsilon=config.norm_epsilon if config.attention_norm else None,
                 causal=causal,
                 dropout_rate=config.attention_dropout_rate,
                 name="attention",
