@@ -399,6 +399,7 @@ JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "open_clip": JsonConfig(towers.read_open_clip, file="open_clip_config.json"),
     "open_clip_text": JsonConfig(towers.read_open_clip_text, file="open_clip_config.json"),
     "timm": JsonConfig(timm.read, timm.write_vit, others=_OPEN_CLIP),
+    "timm_aimv2": JsonConfig(functools.partial(timm.read, defaults=timm.AIMV2), timm.write_aimv2),
     "timm_beit": JsonConfig(timm.read, timm.write_beit, others=_OPEN_CLIP),
     "timm_bit": JsonConfig(functools.partial(timm.read, defaults={}), timm.write_bit),
     "timm_eva": JsonConfig(functools.partial(timm.read, defaults=timm.EVA), timm.write_eva, others=_OPEN_CLIP_EVA),

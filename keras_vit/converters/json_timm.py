@@ -87,14 +87,14 @@ _RELPOS_ARGS: Keys = {
 # Arguments of all classes without a field of ViTConfig, and the values that are read.
 _OTHER_ARGS = {
     **accept_any("mlp_ratio num_blocks layers channels stem_chs width_factor"),  # the tensors tell
-    **accept_any("scale_attn_norm scale_mlp_norm scale_attn_inner"),
+    **accept_any("scale_attn_norm scale_mlp_norm scale_attn_inner proj_bias"),
     **accept_any("qkv_fused swiglu_mlp swiglu_align_to scale_mlp use_abs_pos_emb attn_pool_mlp_ratio"),
     **accept_any("use_rel_pos_bias use_shared_rel_pos_bias head_init_scale shared_rel_pos rel_pos_dim"),
     "rel_pos_type": ["mlp", "bias"],
     **accept_any("drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate"),
     **accept_any("dynamic_img_size strict_img_size weight_init fix_init nlhb zero_init_last"),
     **accept_only(False, "qk_norm dynamic_img_pad stem_norm avg_down"),
-    **accept_only(True, "proj_bias use_rot_pos_emb preact"),
+    **accept_only(True, "use_rot_pos_emb preact"),
     "final_norm": [True, False],
     "use_post_transformer_norm": [True, False, None],
     "norm_layer": ["layernorm", "layer_norm", "LayerNorm", "layernormfp32"],
@@ -108,6 +108,7 @@ _OTHER_ARGS = {
 BLOCKS: Fields = {"activation": "gelu_erf", "norm_epsilon": 1e-6, "pool_heads": None, "pool_prefix": False}
 _ROTARY: Fields = {"rotary_grid": None, "rotary_interleaved": False, "rotary_offset": 0.0, "rotary_axes": "yx"}
 VIT: Fields = {**BLOCKS, **_ROTARY, "rotary_theta": None, "position_method": "bicubic-antialias"}
+AIMV2: Fields = {**VIT, "activation": "silu", "norm_epsilon": 1e-5}
 EVA: Fields = {**BLOCKS, **_ROTARY, "final_norm": "tokens"}  # its entry points say whether it is rotary
 
 
@@ -256,6 +257,13 @@ def write_vit(config: ViTConfig) -> Fields:
         arguments |= {"scale_attn_norm": config.attention_norm, "scale_mlp_norm": config.mlp_norm}
     # timm has no entry point of other hybrids.
     return _write_timm(config, _VIT_ARGS, name or "vit_hybrid", first, head, **arguments)
+
+
+def write_aimv2(config: ViTConfig) -> Fields:
+    """Write the config.json of timm's VisionTransformer as an AIMv2, whose norms and MLPs its entry points have."""
+    size = {1536: "huge", 2048: "1b", 3072: "3b"}.get(config.hidden_size, "large")
+    ratio = _ratio(config.mlp_dim, config)
+    return _write_timm(config, _VIT_ARGS, f"aimv2_{size}_patch14_224", "patch_embed.proj", mlp_ratio=ratio)
 
 
 def write_eva(config: ViTConfig) -> Fields:

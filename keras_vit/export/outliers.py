@@ -61,14 +61,13 @@ def find_outliers(model: keras.Model, images: np.ndarray, smoothing: Smoothing |
     if not blocks:
         return Outliers()
     file = FileWriter(model, Operators(_BuilderWithoutWeights()), Options())
-    is_centered = file.stream_scales is not None
     stream, ranges = _measure(model, images, last_block=blocks[-1])
     scales = np.ones(len(stream))
-    if is_centered and smoothing is not None and smoothing.stream is not None:
+    if file.stream is not None and smoothing is not None and smoothing.stream is not None:
         scales = _stream_scales(stream, smoothing.stream)
-    power = (
-        0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST_STREAM_VALUE, 1)))) if is_centered else 1
-    )
+    power = 1.0
+    if file.stream is not None:
+        power = 0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST_STREAM_VALUE, 1))))
     outliers = Outliers(None if (scales * power == 1).all() else scales * power, {}, {})
     if smoothing is not None:
         write_model(file)
@@ -138,7 +137,8 @@ def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tupl
         nonlocal stream
         if not name.startswith("block_") and name != FINAL_NORM:
             return
-        tokens = folding.center(np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))))
+        tokens = np.array(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32")))
+        tokens = tokens if last_block.norm1.is_rms else folding.center(tokens)
         tokens = tokens.reshape(-1, tokens.shape[-1])
         if not name.endswith(INNER_NORM):
             stream = np.maximum(stream, np.abs(tokens).max(axis=0))

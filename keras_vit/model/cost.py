@@ -55,10 +55,10 @@ PEAK = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "hard_swish":
 PEAK |= dict.fromkeys(OF_OUTPUT, 1)
 # The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
-    image_size patch_size num_channels patch_bias resnet class_token num_class_tokens distilled num_registers pre_norm
+    image_size patch_size num_channels patch_bias resnet class_token num_class_tokens distilled num_registers patch_norm pre_norm
     position position_place position_prefix rotary_theta rotary_learned relative_bias relative_bias_mlp_dim hidden_size
-    num_layers stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp attention_norm mlp_norm
-    activation layer_scale dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads
+    num_layers stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias dense_bias gated_mlp attention_norm mlp_norm
+    activation norm layer_scale dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads
     pool_mlp_dim pool_prefix representation_size representation_activation final_norm normalize_features projection_head
     preprocessing width_factor version stage_widths stage_channels groups
 """
@@ -272,6 +272,7 @@ def _parts(layer: keras.layers.Layer) -> Iterator[NetworkPart]:
 
 def _title(layer: Any) -> str | None:
     """Name a layer in words; None for layers that change no shape and have no weights."""
+    norms = {"patch_norm": "norm of the patches", "pre_norm": "norm before the blocks"}
     titles: dict[type, Callable[[], str | None]] = {
         vit.ResNetRoot: lambda: "ResNet root",
         vit.ResNetUnit: lambda: f"ResNet stage {layer.name.split('_')[1]}",
@@ -286,7 +287,7 @@ def _title(layer: Any) -> str | None:
         vit.TokenPooling: lambda: None if layer.token is not None else "pooled patches",
         vit.L2Normalization: lambda: "feature of length 1",
         keras.layers.Concatenate: lambda: "class tokens and pooled patches",
-        vit.LayerNormalization: lambda: "norm before the blocks" if layer.name == "pre_norm" else "final norm",
+        vit.LayerNormalization: lambda: norms.get(layer.name, "final norm"),
         keras.layers.Dense: lambda: (
             f"pre_logits, {layer.activation.__name__}" if layer.name == "pre_logits" else "head"
         ),

@@ -85,6 +85,8 @@ class Network:
         c = self.config
         x = vit.PatchEmbedding(c.hidden_size, c.patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
         self._record("embedding", x)
+        if c.patch_norm:
+            x = self._record("patch_norm", self._norm("patch_norm")(x))
         # Google prepends the class token first, big_vision adds the position embedding first.
         if c.position_prefix:
             x = self._prefix(x)
@@ -174,7 +176,7 @@ class Network:
         return inputs
 
     def _norm(self, name: str) -> vit.LayerNormalization:
-        return vit.LayerNormalization(epsilon=self.config.norm_epsilon, name=name, dtype=self.policy)
+        return vit.LayerNormalization(name=name, dtype=self.policy, **self.config.norm_options)
 
     # ---- from tokens to logits
 

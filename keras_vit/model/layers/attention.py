@@ -44,25 +44,30 @@ class SplitHeads(DenseRules, keras.layers.EinsumDense):
 class MergeHeads(DenseRules, keras.layers.EinsumDense):
     """Project (batch, heads, tokens, head size) to (batch, tokens, width)."""
 
-    def __init__(self, width: int, **kwargs: Any) -> None:
-        initial = glorot_uniform_matrix(width, width)
-        shape = (None, width)
-        super().__init__("bthk,hkd->btd", output_shape=shape, bias_axes="d", kernel_initializer=initial, **kwargs)
+    def __init__(self, width: int, *, use_bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(
+            "bthk,hkd->btd",
+            output_shape=(None, width),
+            bias_axes="d" if use_bias else None,
+            kernel_initializer=glorot_uniform_matrix(width, width),
+            **kwargs,
+        )
         self.width = width
+        self.use_bias = use_bias
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         return runtime.product_then(self, super().__call__, _swap_heads_and_tokens(x), axes=2)
 
     def get_config(self) -> dict[str, Any]:
-        return {**keras.layers.Layer.get_config(self), "width": self.width}
+        return {**keras.layers.Layer.get_config(self), "width": self.width, "use_bias": self.use_bias}
 
 
 @keras.saving.register_keras_serializable("keras_vit")
 class MultiHeadAttention(BaseLayer):
     """Compute softmax(q k' / sqrt(head size)) v and project it to hidden_size.
 
-    `key_bias` is whether the keys have a bias where queries and values have one; `rotary` are the arguments of a
-    `Rotary` as a dict. `norm_epsilon`: that of a LayerNorm of all heads together before the output projection; None
+    `key_bias` is whether the keys have a bias where queries and values have one, `out_bias` whether the projection has
+    one; `rotary` are the arguments of a `Rotary` as a dict. `norm_epsilon`: that of a LayerNorm of all heads together before the output projection; None
     means no such norm. `causal`: a token attends only to itself and to tokens in front of it, as in CLIP's text tower;
     it needs queries and attended tokens of the same length, and excludes relative positions.
 
@@ -77,6 +82,7 @@ class MultiHeadAttention(BaseLayer):
         *,
         use_bias: bool = True,
         key_bias: bool = True,
+        out_bias: bool = True,
         rotary: dict[str, Any] | None = None,
         norm_epsilon: float | None = None,
         causal: bool = False,
@@ -88,6 +94,7 @@ class MultiHeadAttention(BaseLayer):
         self.causal = causal
         self.use_bias = use_bias
         self.key_bias = key_bias
+        self.out_bias = out_bias
         self.rotary = None if rotary is None else as_rotary(rotary)
         self.norm_epsilon = norm_epsilon
         self.dropout_rate = dropout_rate
@@ -107,7 +114,7 @@ class MultiHeadAttention(BaseLayer):
         if self.norm_epsilon is not None:
             self.norm = LayerNormalization(epsilon=self.norm_epsilon, name="norm", **policy)
             self.norm.build((None, None, hidden_size))
-        self.out = MergeHeads(hidden_size, name="out", **policy)
+        self.out = MergeHeads(hidden_size, use_bias=self.out_bias, name="out", **policy)
         self.out.build((None, None, *heads))
 
     def call(self, queries: Any, attended: Any = None, relative: Any = None, training: bool | None = None) -> Any:
