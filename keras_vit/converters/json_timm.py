@@ -235,7 +235,7 @@ def write_vit(config: ViTConfig) -> Fields:
     size, resnet, first = _SIZES.get(config.hidden_size), config.resnet, "patch_embed.proj"
     if config.rotary_theta is not None and not (resnet or config.distilled or config.gated_mlp):
         return write_rope(config)
-    if config.has_map_head and config.pool_mlp_dim:
+    if config.has_map_head and config.pool_mlp_dim is not None:
         received = f"Received: pool_mlp_dim={config.pool_mlp_dim}, mlp_dim={config.mlp_dim}"
         raise CheckpointError(f"timm's VisionTransformer has attention pooling with an MLP of mlp_dim. {received}")
     if resnet:

@@ -97,7 +97,7 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         if self.has_map_head and self.hidden_size % (self.pool_heads or 1):
             yield f"hidden_size is a multiple of pool_heads. Received: {self.hidden_size} and {self.pool_heads}"
         if self.norm == "rms" and self.has_map_head:
-            yield "norm='rms' needs a classifier without attention pooling. Received: 'map'"
+            yield from self._unmet("norm='rms' with classifier='map'", pool_mlp_dim=0)
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
         if self.num_read_blocks > max(1, self.num_layers):

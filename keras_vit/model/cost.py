@@ -337,13 +337,13 @@ def _attention(
     num_queries, width = queries
     num_attended = num_queries if attended is None else attended[0]
     scores = layer.num_heads * num_queries * num_attended
-    query_weights = prod(layer.query.kernel.shape) + prod(layer.out.kernel.shape)
+    query_weights = sum(prod(part.kernel.shape) for part in (layer.query, layer.out) if part is not None)
     attended_weights = prod(layer.key.kernel.shape) + prod(layer.value.kernel.shape)
     # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
     learns_rotary = layer.rotary is not None and layer.rotary.block is not None
     relative = None if learns_rotary else relative
     scores_offsets = relative is not None and len(relative) == 3  # and is no bias, (1, heads, tokens, tokens)
-    products = (4 if scores_offsets else 2) * scores * layer.query.kernel.shape[-1]
+    products = (4 if scores_offsets else 2) * scores * layer.key.kernel.shape[-1]
     cost = Cost(
         multiply_adds=num_queries * query_weights + num_attended * attended_weights + products,
         # Input, queries, keys, values, attention weights and the output of the heads.
@@ -411,7 +411,7 @@ def _branches(
 def _attention_pooling(layer: vit.AttentionPooling, shape: Shape) -> Cost:
     tokens, width = shape
     attention = _attention(layer.attention, (1, width), (tokens - layer.prefix_tokens, width))
-    return attention + _norm(layer.norm, (1, width)) + _mlp(layer.mlp, (1, width))
+    return attention if layer.mlp is None else attention + _norm(layer.norm, (1, width)) + _mlp(layer.mlp, (1, width))
 
 
 def _convolution(layer: vit.StandardizedConv2D, shape: Shape) -> Cost:

@@ -234,10 +234,11 @@ class Network:
         c = self.config
         return vit.AttentionPooling(
             c.pool_heads or c.num_heads,
-            c.pool_mlp_dim or c.mlp_dim,
+            c.mlp_dim if c.pool_mlp_dim is None else c.pool_mlp_dim,
             activation=c.activation,
             norm_epsilon=c.norm_epsilon,
             prefix_tokens=0 if c.pool_prefix else c.num_prefix_tokens,
+            use_bias=c.qkv_bias or c.pool_mlp_dim != 0,
             name="pool",
             dtype=self.policy,
         )(x)

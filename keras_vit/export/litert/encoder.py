@@ -217,7 +217,17 @@ honours(RelativeBias, "grid", "num_heads", "prefix_tokens", "mlp_dim", "method")
 STREAM_READERS.update((RelativePosition, RelativeBias, RotaryFrequencies))
 honours(
     vit.MultiHeadAttention,
-    *("num_heads", "use_bias", "key_bias", "out_bias", "rotary", "norm_epsilon", "causal", "dropout_rate"),
+    *(
+        "num_heads",
+        "projects_query",
+        "use_bias",
+        "key_bias",
+        "out_bias",
+        "rotary",
+        "norm_epsilon",
+        "causal",
+        "dropout_rate",
+    ),
 )
 honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "axes", "block")
 honours(RotaryFrequencies, "rotary", "num_layers", "num_heads", "head_size")

@@ -102,7 +102,12 @@ def residual_weights(weights: DenseWeights, layer_scale: Any, stream: Stream | N
 
 def query_weights(attention: Any) -> DenseWeights:
     """Weights of a MultiHeadAttention's queries, with the factor 1 / sqrt(head size) folded in."""
-    return _deinterleave_heads(dense_weights(attention.query).scale_outputs(attention.scale), attention)
+    if attention.query is None:  # queries are not projected
+        width = attention.num_heads * attention.key.kernel.shape[-1]
+        weights = DenseWeights(np.eye(width), np.zeros(width))
+    else:
+        weights = dense_weights(attention.query)
+    return _deinterleave_heads(weights.scale_outputs(attention.scale), attention)
 
 
 def key_weights(attention: Any) -> DenseWeights:

@@ -66,7 +66,7 @@ class MergeHeads(DenseRules, keras.layers.EinsumDense):
 class MultiHeadAttention(BaseLayer):
     """Compute softmax(q k' / sqrt(head size)) v and project it to hidden_size.
 
-    `key_bias` is whether the keys have a bias where queries and values have one, `out_bias` whether the projection has
+    `projects_query` is whether the queries are projected, `key_bias` whether the keys have a bias where queries and values have one, `out_bias` whether the projection has
     one; `rotary` are the arguments of a `Rotary` as a dict. `norm_epsilon`: that of a LayerNorm of all heads together before the output projection; None
     means no such norm. `causal`: a token attends only to itself and to tokens in front of it, as in CLIP's text tower;
     it needs queries and attended tokens of the same length, and excludes relative positions.
@@ -80,6 +80,7 @@ class MultiHeadAttention(BaseLayer):
         self,
         num_heads: int,
         *,
+        projects_query: bool = True,
         use_bias: bool = True,
         key_bias: bool = True,
         out_bias: bool = True,
@@ -92,6 +93,7 @@ class MultiHeadAttention(BaseLayer):
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.causal = causal
+        self.projects_query = projects_query
         self.use_bias = use_bias
         self.key_bias = key_bias
         self.out_bias = out_bias
@@ -106,11 +108,14 @@ class MultiHeadAttention(BaseLayer):
         self.scale = head_size**-0.5
         heads, policy = (self.num_heads, head_size), {"dtype": self.dtype_policy}
         has_key_bias = self.use_bias and self.key_bias
-        self.query = SplitHeads(*heads, use_bias=self.use_bias, scale=self.scale, name="query", **policy)
+        self.query: Any = None
+        if self.projects_query:
+            self.query = SplitHeads(*heads, use_bias=self.use_bias, scale=self.scale, name="query", **policy)
         self.key = SplitHeads(*heads, use_bias=has_key_bias, name="key", **policy)
         self.value = SplitHeads(*heads, use_bias=self.use_bias, name="value", **policy)
         for projection in (self.query, self.key, self.value):
-            projection.build((None, None, hidden_size))
+            if projection is not None:
+                projection.build((None, None, hidden_size))
         if self.norm_epsilon is not None:
             self.norm = LayerNormalization(epsilon=self.norm_epsilon, name="norm", **policy)
             self.norm.build((None, None, hidden_size))
@@ -141,7 +146,7 @@ class MultiHeadAttention(BaseLayer):
 
     def _score_inputs(self, queries: Any, attended: Any, relative: Any) -> tuple[Any, Any, Any]:
         """Compute queries and keys of every head, and the bias that is added to their products, or None."""
-        query, key = self.query(queries), self.key(attended)
+        query, key = self._split(queries) if self.query is None else self.query(queries), self.key(attended)
         if self.rotary is not None:
             learned, relative = (None, relative) if self.rotary.block is None else (relative, None)
             query, key = self.rotary.turn(query, learned), self.rotary.turn(key, learned)
@@ -151,6 +156,12 @@ class MultiHeadAttention(BaseLayer):
         if relative is None or len(relative.shape) == 3:
             return query, key, None if relative is None else relative_scores(query, relative)
         return query, key, relative[:, :, : query.shape[2]]
+
+    def _split(self, queries: Any) -> Any:
+        """Scale queries that are not projected, and turn them into (batch, heads, tokens, head size)."""
+        batch, tokens, width = ops.shape(queries)
+        by_head = ops.reshape(queries, (batch, tokens, self.num_heads, width // self.num_heads))
+        return _heads_first(by_head, scale=self.scale)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "rotary": None if self.rotary is None else dataclasses.asdict(self.rotary)}

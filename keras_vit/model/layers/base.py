@@ -140,9 +140,7 @@ class LayerNormalization(keras.layers.LayerNormalization):
 
     axis: Any
 
-    def __init__(
-        self, *, epsilon: float = 1e-6, is_rms: bool = False, is_fused: bool = False, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, epsilon: float = 1e-6, is_rms: bool = False, is_fused: bool = False, **kwargs: Any) -> None:
         super().__init__(epsilon=epsilon, **kwargs, **({"center": False} if is_rms else {}))
         self.is_rms = is_rms
         self.is_fused = is_fused
