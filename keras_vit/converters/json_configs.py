@@ -342,7 +342,7 @@ def _read_tower(values: Json, inside: str, keys: Keys, names: Mapping[str, Field
 
 
 def read_vision(values: Json, tower_keys: Keys = _VISION) -> Fields:
-    """Read the config.json of CLIPVisionModel, SiglipVisionModel, Aimv2VisionModel, and of their pairs and classifiers."""
+    """Read the config.json of CLIP, SigLIP and AIMv2 vision models, and of their pairs and classifiers."""
     tower = part(values, "vision_config") if "vision_config" in values else values
     keys: Keys = {"preprocessor": ("preprocessing", _processor), "id2label": ("labels", _labels)}
     fields = {**_class_fields(tower, values.get("model_type")), **read_keys(tower, tower_keys, "vision_config.")}

@@ -424,8 +424,8 @@ class HeadConfig(Group):
         mean_blocks: the same of the means of the patch tokens, which follow. With "token" and "map" the last block's
             mean is left out, so 1 means no mean; the last block of "token" then computes the class token alone.
         pool_heads: number of heads of attention pooling; None means num_heads.
-        pool_mlp_dim: width of the MLP in attention pooling; None means mlp_dim, 0 neither MLP nor norm, and a probe that
-            is the query itself (AIMv2).
+        pool_mlp_dim: width of the MLP in attention pooling; None means mlp_dim; 0 neither MLP nor norm, and a probe
+            that is the query itself (AIMv2).
         pool_prefix: whether attention pooling reads the class token and registers, too (Perception Encoder).
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         representation_activation: activation of the pre_logits layer.

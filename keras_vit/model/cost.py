@@ -55,12 +55,13 @@ PEAK = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "hard_swish":
 PEAK |= dict.fromkeys(OF_OUTPUT, 1)
 # The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
-    image_size patch_size num_channels patch_bias resnet class_token num_class_tokens distilled num_registers patch_norm pre_norm
-    position position_place position_prefix rotary_theta rotary_learned relative_bias relative_bias_mlp_dim hidden_size
-    num_layers stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias dense_bias gated_mlp attention_norm mlp_norm
-    activation norm layer_scale dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads
-    pool_mlp_dim pool_prefix representation_size representation_activation final_norm normalize_features projection_head
-    preprocessing width_factor version stage_widths stage_channels groups
+    image_size patch_size num_channels patch_bias resnet class_token num_class_tokens distilled num_registers
+    patch_norm pre_norm position position_place position_prefix rotary_theta rotary_learned relative_bias
+    relative_bias_mlp_dim hidden_size num_layers stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias
+    dense_bias gated_mlp attention_norm mlp_norm activation norm layer_scale dropout_rate attention_dropout_rate
+    num_classes classifier token_blocks mean_blocks pool_heads pool_mlp_dim pool_prefix representation_size
+    representation_activation final_norm normalize_features projection_head preprocessing width_factor version
+    stage_widths stage_channels groups
 """
 
 

@@ -151,7 +151,7 @@ def residual_dense(
     stream: Stream | None = None,
     few_rows: bool = False,
 ) -> Tensor:
-    """Apply a Dense or EinsumDense layer and its LayerScale, if any; `stream` is the form of the stream it writes to."""
+    """Apply a Dense or EinsumDense layer and its LayerScale, if any; `stream` is that which it writes to."""
     weights = file.fold(folding.dense_weights(layer), x)
     weights = folding.residual_weights(weights, layer_scale, stream)
     return file.ops.dense(x.tensor, *weights, name, few_rows=few_rows)

@@ -194,7 +194,7 @@ class FileWriter:
 def _only_norms_read_stream(model: keras.Model) -> bool:
     """True if all layers that read the residual stream are norms, or let norms read it first.
 
-    Then its tokens need no mean: a LayerNorm would subtract it, and the weights that write to the stream can do so before.
+    Then its tokens need no mean: a LayerNorm would subtract it, and the weights that write to it can do so before.
     """
     others = [layer for layer in model.operations if type(layer) not in STREAM_READERS]
     read = [tensor for layer in others for node in layer._inbound_nodes for tensor in node.input_tensors]

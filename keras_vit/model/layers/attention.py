@@ -66,10 +66,11 @@ class MergeHeads(DenseRules, keras.layers.EinsumDense):
 class MultiHeadAttention(BaseLayer):
     """Compute softmax(q k' / sqrt(head size)) v and project it to hidden_size.
 
-    `projects_query` is whether the queries are projected, `key_bias` whether the keys have a bias where queries and values have one, `out_bias` whether the projection has
-    one; `rotary` are the arguments of a `Rotary` as a dict. `norm_epsilon`: that of a LayerNorm of all heads together before the output projection; None
-    means no such norm. `causal`: a token attends only to itself and to tokens in front of it, as in CLIP's text tower;
-    it needs queries and attended tokens of the same length, and excludes relative positions.
+    `projects_query` is whether the queries are projected, `key_bias` whether the keys have a bias where queries and
+    values have one, `out_bias` whether the projection has one; `rotary` are the arguments of a `Rotary` as a dict.
+    `norm_epsilon`: that of a LayerNorm of all heads together before the output projection; None means no such norm.
+    `causal`: a token attends only to itself and to tokens in front of it, as in CLIP's text tower; it needs queries and
+    attended tokens of the same length, and excludes relative positions.
 
     Inputs: queries (batch, tokens, hidden_size), other tokens to attend to, the result of a `RelativePosition`, a
     `RelativeBias` or a `RotaryFrequencies`; the last two may be None. Kernels: query, key, value (hidden_size, heads,
