@@ -1,7 +1,7 @@
 """Further families of models: their files give the official outputs, and are written back as they were.
 
-The cases in tests/data/families were written and run by timm 1.0.31 and transformers 5.23 and 5.24; manifest.json has what each
-tests. Outputs are compared by the largest difference over the largest value.
+The cases in tests/data/families were written and run by timm 1.0.31 and transformers 5.23 and 5.24; manifest.json has
+what each tests. Outputs are compared by the largest difference over the largest value.
 """
 
 from __future__ import annotations
