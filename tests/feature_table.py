@@ -28,6 +28,7 @@ BY_VARIABLE = {
     "LayerScale": ("block_0/scale1/gamma", 1000),
     "pre-norm (CLIP)": ("pre_norm/gamma", 1000),
     "gated MLP (SwiGLU)": ("block_0/mlp/gate/kernel", 1000),
+    "norms in attention and MLP (BEiT-3)": ("block_0/attention/norm/gamma", 1000),
     "distillation token": ("prefix/distillation", 1000),
     "2-D positions": ("position/x_embedding", 1000),
     "relative positions": ("position_0/relative_embedding", 1000),

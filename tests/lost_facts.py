@@ -38,16 +38,25 @@ PROGRAMS: dict[str, dict[str, dict[str, Any]]] = {
         "": {"activation": "gelu_erf"},
         "clip": {"activation": "gelu_quick"},
         "siglip": {"activation": "gelu_tanh"},
+        "aimv2": {"activation": "silu"},
     },
     "layer_norm_eps": {
         "": {"norm_epsilon": 1e-12},
         **dict.fromkeys(("clip", "dinov3"), {"norm_epsilon": 1e-5}),
         **dict.fromkeys(("siglip", "dinov2", "pixio", "msn"), {"norm_epsilon": 1e-6}),
     },
-    "num_attention_heads": {"": {"num_heads": 12}, "pixio": {"num_heads": 16}, "dinov3": {"num_heads": 6}},
+    "num_attention_heads": {
+        "": {"num_heads": 12},
+        "pixio": {"num_heads": 16},
+        "dinov3": {"num_heads": 6},
+        "aimv2": {"num_heads": 8},
+    },
     "act_layer": {"": {"activation": "gelu_erf"}},
     "crop_mode": {"": {"preprocessing.resize": "crop"}},
-    **dict.fromkeys(("num_heads", "model_args"), {"vit_base": {"num_heads": 12}, "vit_tiny": {"num_heads": 3}}),
+    **dict.fromkeys(
+        ("num_heads", "model_args"),
+        {"_base": {"num_heads": 12}, "vit_tiny": {"num_heads": 3}, "aimv2_large": {"num_heads": 8}},
+    ),
 }
 
 

@@ -21,6 +21,7 @@ ARGS: dict[str, Any] = {
 }
 HYBRID = {"img_size": 64, "patch_size": 1, "depth": 1}
 BASE, DEIT = "vit_base_patch16_224", "deit_tiny_distilled_patch16_224"
+BEIT3, EVA_CLIP, AIMV2 = "beit3_base_patch16_224", "eva02_base_patch16_clip_224", "aimv2_large_patch14_224"
 BEIT, RELPOS, CLS = "beit_base_patch16_224", "vit_relpos_base_patch16_224", "vit_relpos_base_patch16_cls_224"
 SHARED_BIAS = {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}
 TIMM: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,14 +70,16 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "relative biases of one table": (RELPOS, {"rel_pos_type": "bias", "shared_rel_pos": True}),
     "learned rotary positions": ("vit_small_patch16_rope_mixed_224", {"img_size": (16, 48)}),
     "learned rotary positions and others": ("vit_small_patch16_rope_mixed_ape_224", {}),
+    "BEiT-3": (BEIT3, {"img_size": (16, 48)}),
+    "headless BEiT-3": (BEIT3, {"num_classes": 0, "scale_mlp_norm": False}),
+    "EVA-02 CLIP": (EVA_CLIP, {"img_size": (16, 48), "mlp_ratio": 1.5}),
+    "AIMv2": (AIMV2, {"img_size": (16, 48), "in_chans": 3}),
+    "AIMv2, class token and registers": (AIMV2, {"class_token": True, "reg_tokens": 2, "qkv_bias": True}),
     "grey hybrid": ("vit_tiny_r_s16_p8_224", {**HYBRID, "patch_size": 2, "in_chans": 1}),
 }
 
 # Entry points that are refused by name: their tensors look like ours.
-NOT_READ = (
-    "vit_base_patch16_rpn_224",
-    "aimv2_large_patch14_224",
-)
+NOT_READ = ("vit_base_patch16_rpn_224",)
 NOT_READ_KINDS = ("eva02_enormous_",)
 
 # ---- of transformers.ViTConfig

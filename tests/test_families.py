@@ -1,7 +1,7 @@
 """Further families of models: their files give the official outputs, and are written back as they were.
 
-The cases in tests/data/families were written and run by timm 1.0.31 and transformers 5.23; manifest.json has what each
-tests. Outputs are compared by the largest difference over the largest value.
+The cases in tests/data/families were written and run by timm 1.0.31 and transformers 5.23 and 5.24; manifest.json has
+what each tests. Outputs are compared by the largest difference over the largest value.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ PREPROCESS = [name for name in CASES if name.startswith("preprocess")]
 # The reference's names of the model's output, the first that a case has.
 OUTPUTS = ("logits", "image_features", "image_embeds", "output", "pooler_output", "last_hidden_state")
 FORMATS = {
+    "hf_aimv2": "huggingface_aimv2",
     "hf_clip": "huggingface_clip",
     "hf_siglip": "huggingface_siglip",
     "hf_deit": "huggingface_deit",
@@ -112,6 +113,7 @@ def test_a_file_gives_the_official_outputs_and_is_written_back_with_the_same_ten
 MEANING = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size", "image_size"),
     *("layer_norm_eps", "mlp_ratio", "use_swiglu_ffn", "use_gated_mlp", "num_register_tokens", "rope_theta"),
+    *("rms_norm_eps", "use_head"),
     *("query_bias", "key_bias", "value_bias", "vision_use_head", "architecture", "num_classes", "global_pool"),
 )
 

@@ -47,6 +47,9 @@ OFFICIAL = {
     ("BEiTv2-B/16", "in1k_ft_in22k_in1k"): 86.53,
     ("RoPEViT-L/16", "ape-naver_in1k"): 304.37,
     ("Pixio-B/16", "metaclip2b"): 85.86,
+    ("AIMv2-L/14", "apple_pt-224"): 309.2,
+    ("BEiT3-B/16", "in22k_ft_in1k"): 86.66,
+    ("EVA02-CLIP-L/14", "merged2b-336"): 304.43,
 }
 # A file of the official code -> the model and tag with the same options.
 CASES = {
@@ -58,6 +61,8 @@ CASES = {
     "families/timm_eva02": ("EVA02-B/14", "mim_in22k_ft_in1k"),
     "families/timm_eva02_fused": ("EVA02-S/14", "mim_in22k_ft_in1k"),
     "families/hf_pixio": ("Pixio-B/16", "metaclip2b"),
+    "timm/AIMv2": ("AIMv2-L/14", "apple_pt-224"),
+    "timm/BEiT-3": ("BEiT3-B/16", "in22k_ft_in1k"),
     "families/hf_siglip_vision": ("SigLIP-B/16", "webli-224"),
     "google_families/bv_siglip2": ("SigLIP2-B/16", "webli-224"),
     "google_families/bv_flexivit": ("FlexiViT-B", "1200ep_in1k"),
@@ -67,6 +72,7 @@ CASES = {
 SIZES = (
     *("hidden_size", "mlp_dim", "num_heads", "num_layers", "patch_size", "image_size", "num_classes", "tokens_mlp_dim"),
     *("preprocessing", "labels", "layer_scale", "position_method", "num_class_tokens"),
+    "num_channels",
 )
 
 

@@ -197,6 +197,8 @@ HELD: dict[str, dict[str, Any]] = {  # by each format
     **dict.fromkeys(("huggingface_dinov2", "meta_dinov2"), {**DINO, "position_prefix": True}),
     "huggingface_dinov2_registers": {**DINO, "num_registers": 2},
     **dict.fromkeys(("huggingface_dinov3", "timm_eva"), {**DINO, **FAMILIES["rotary"], "activation": "gelu_erf"}),
+    "huggingface_aimv2": {**FAMILIES["AIMv2"], "num_classes": 0},
+    "timm_aimv2": {**FAMILIES["AIMv2"], "classifier": "gap"},
     "timm_rope": FAMILIES["RoPE-ViT"],
     **dict.fromkeys(("huggingface_beit", "timm_beit"), {**FAMILIES["relative biases"], "activation": "gelu_erf"}),
     "timm_relpos": {"relative_bias": "blocks", "position": "none", "activation": "gelu_erf", "layer_scale": 0.1},

@@ -115,6 +115,7 @@ def test_what_keras_own_layers_can_do_and_files_cannot_is_refused(tmp_path: Path
         (keras.layers.ReLU(max_value=6.0), "max_value=6.0"),
         (keras.layers.ReLU(negative_slope=0.1), "negative_slope=0.1"),
         (vit.LayerNormalization(center=False), "center=False"),
+        (vit.LayerNormalization(is_rms=True, scale=False), "scale=False"),
         (vit.LayerNormalization(axis=1), r"axis=\[?1"),
         (keras.layers.BatchNormalization(axis=1), "axis=1"),
         (keras.layers.Dense(3, activation="softmax"), "'softmax'"),

@@ -99,7 +99,12 @@ def test_planted_outliers_are_found_and_large_constants_shifted(small: VisionTra
 
 @pytest.mark.parametrize("mode", ["none", "float16"])
 def test_float_files_are_safe_in_half_precision(small: VisionTransformer, tmp_path: Path, mode: str) -> None:
-    model, path, largest = plant(small, channel=400), tmp_path / "out.tflite", {}
+    check_half_precision(plant(small, channel=400), tmp_path / "out.tflite", mode)
+
+
+def check_half_precision(model: VisionTransformer, path: Path, mode: str) -> None:
+    """Export a model whose residual stream has values near 400: no value of the file comes near float16's largest."""
+    largest: dict[str, float] = {}
     shown = images(model.config, 2)
     assert export.tflite(model, path, quantize=mode, verify=shown).cosine > 1 - 1e-6
     options = Options(**outliers.find_outliers(model, shown, None)._asdict())
@@ -112,6 +117,16 @@ def test_float_files_are_safe_in_half_precision(small: VisionTransformer, tmp_pa
     assert max(largest.values()) < 65504 / 4
     assert len(set(options.scales)) == 1  # a power of two for all channels is exact in float32
     assert np.log2(options.scales[0]) in (-2, -3)
+
+
+@pytest.mark.full
+def test_an_rmsnorm_reads_a_stream_that_is_scaled_and_keeps_its_mean(small: VisionTransformer, tmp_path: Path) -> None:
+    model = plant(VisionTransformer(small.config.replace(norm="rms")), channel=400)
+    table = model.get_layer("position").embedding
+    table.assign(np.array(table) + 1)  # a mean that a LayerNorm would remove
+    check_half_precision(model, tmp_path / "out.tflite", "none")
+    for mode, least in (("dynamic", 0.985), ("int16x8", 0.995)):
+        assert measured(model, tmp_path / f"{mode}.tflite", mode) >= least
 
 
 @pytest.mark.full

@@ -62,6 +62,13 @@ NAMES: dict[str, dict[str, Any]] = {
     "vit_pe_lang_gigantic_patch14_448": PERCEPTION | {"num_heads": 16, "rotary_offset": 0.0, "final_norm": "none"},
     "eva_giant_patch14_clip_224": {"num_heads": 16, "norm_epsilon": 1e-6, "rotary_theta": None},
     "vit_base_patch16_rope_ape_224": {"num_heads": 12, **ROPE_VIT},
+    "beit3_large_patch16_224": {"num_heads": 16, "norm_epsilon": 1e-5},
+    "eva02_large_patch14_clip_336": {
+        **{"num_heads": 16, "norm_epsilon": 1e-6},
+        **{"rotary_theta": 10000.0, "rotary_grid": 16, "rotary_interleaved": True},
+    },
+    "aimv2_huge_patch14_448": {"num_heads": 12},
+    "aimv2_3b_patch14_224": {"num_heads": 24},
     "vit_nobody_knows": {},
 }
 # Entry points of timm's vision_transformer.py and deit.py, and the width of their models.

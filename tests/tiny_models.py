@@ -70,6 +70,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"rotary_theta": 10.0, "rotary_learned": True, "rotary_grid": 0, "rotary_interleaved": True},
         **{"rotary_axes": "xy", "layer_scale": 0.1, "activation": "gelu_erf", "position_prefix": False},
     },
+    "BEiT-3": {
+        **{"attention_norm": True, "mlp_norm": True, "classifier": "gap", "class_token": True, "final_norm": "pooled"},
+        **{"activation": "gelu_erf", "norm_epsilon": 1e-5},
+    },
+    "AIMv2": {
+        **{"norm": "rms", "patch_norm": True, "qkv_bias": False, "dense_bias": False, "gated_mlp": True},
+        **{"activation": "silu", "norm_epsilon": 1e-5, "classifier": "map", "pool_mlp_dim": 0},
+    },
     "relative biases": {
         **{"position": "none", "relative_bias": "blocks", "key_bias": False, "layer_scale": 0.1},
         **{"classifier": "gap", "class_token": True, "final_norm": "pooled"},

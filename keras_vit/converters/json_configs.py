@@ -110,6 +110,14 @@ _BEIT: Keys = {
     **_DROPOUT,
     "layer_scale_init_value": "layer_scale",
 }
+_AIMV2: Keys = {
+    **{key: rule for key, rule in _IMAGE.items() if key != "layer_norm_eps"},
+    "rms_norm_eps": "norm_epsilon",
+    "attention_dropout": "attention_dropout_rate",
+    "qkv_bias": "qkv_bias",
+    "mlp_bias": "dense_bias",
+    "is_native": ("position", {False: "learned"}),  # True: computed positions, for images of any size
+}
 _VISION: Keys = {**_IMAGE, "attention_dropout": "attention_dropout_rate"}
 
 
@@ -212,7 +220,16 @@ def _processor_sizes(values: Any, family: Mapping[str, Any]) -> Fields:
 
 
 # Kinds of models in which transformers takes a square root of the number of patches, or computes a square of the side.
-_SQUARE = ("beit", "dinov2", "dinov2_with_registers", "clip_vision_model", "siglip", "siglip_vision_model", "pixio")
+_SQUARE = (
+    "aimv2_vision_model",
+    "beit",
+    "dinov2",
+    "dinov2_with_registers",
+    "clip_vision_model",
+    "siglip",
+    "siglip_vision_model",
+    "pixio",
+)
 
 
 def _write_transformers(config: ViTConfig, keys: Keys, kind: str, name: str, processor: str, **others: Any) -> Fields:
@@ -331,11 +348,11 @@ def _read_tower(values: Json, inside: str, keys: Keys, names: Mapping[str, Field
     }
 
 
-def read_vision(values: Json) -> Fields:
-    """Read the config.json of CLIPVisionModel, SiglipVisionModel, and of their pairs and classifiers."""
+def read_vision(values: Json, tower_keys: Keys = _VISION) -> Fields:
+    """Read the config.json of CLIP, SigLIP and AIMv2 vision models, and of their pairs and classifiers."""
     tower = part(values, "vision_config") if "vision_config" in values else values
     keys: Keys = {"preprocessor": ("preprocessing", _processor), "id2label": ("labels", _labels)}
-    fields = {**_class_fields(tower, values.get("model_type")), **read_keys(tower, _VISION, "vision_config.")}
+    fields = {**_class_fields(tower, values.get("model_type")), **read_keys(tower, tower_keys, "vision_config.")}
     if tower.get("model_type") == "siglip2_vision_model":  # of any grid; its positions are those of a square
         fields |= read_keys(
             tower, {"num_patches": ("image_size", lambda count: math.isqrt(count) * tower["patch_size"])}
@@ -360,6 +377,15 @@ def write_siglip(config: ViTConfig) -> Fields:
     vision = {"model_type": kind, **write_keys(config, _VISION), "vision_use_head": False}
     name, others = "SiglipForImageClassification", {"vision_config": vision, **labels}
     return _write_transformers(config, {}, "siglip", name, "SiglipImageProcessor", **others)
+
+
+def write_aimv2(config: ViTConfig) -> Fields:
+    """Write the config.json of Aimv2VisionModel."""
+    if config.num_classes:
+        received = f"num_classes={config.num_classes}"
+        raise CheckpointError(f"transformers' Aimv2VisionModel has no classifier: num_classes=0. Received: {received}")
+    kind, name, others = "aimv2_vision_model", "Aimv2VisionModel", {"use_head": config.has_map_head}
+    return _write_transformers(config, _AIMV2, kind, name, "CLIPImageProcessor", **others)
 
 
 _TEXT: Keys = {**_SIZES, "vocab_size": "vocab_size", "max_position_embeddings": "max_length"}
@@ -389,6 +415,7 @@ _OPEN_CLIP_EVA = {"open_clip_config.json": functools.partial(towers.read_open_cl
 # Name, as in `json` of a format's table -> its functions.
 JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "huggingface": JsonConfig(read_vit, write_vit, _PROCESSOR_FILE),
+    "huggingface_aimv2": JsonConfig(functools.partial(read_vision, tower_keys=_AIMV2), write_aimv2, _PROCESSOR_FILE),
     "huggingface_beit": JsonConfig(read_beit, write_beit, _PROCESSOR_FILE),
     "huggingface_deit": JsonConfig(read_vit, functools.partial(write_vit, kind="DeiT"), _PROCESSOR_FILE),
     "huggingface_ijepa": JsonConfig(read_vit, functools.partial(write_vit, kind="IJepa"), _PROCESSOR_FILE),
@@ -406,6 +433,7 @@ JSON_CONFIGS: Mapping[str, JsonConfig] = {
     "open_clip": JsonConfig(towers.read_open_clip, file="open_clip_config.json"),
     "open_clip_text": JsonConfig(towers.read_open_clip_text, file="open_clip_config.json"),
     "timm": JsonConfig(timm.read, timm.write_vit, others=_OPEN_CLIP),
+    "timm_aimv2": JsonConfig(functools.partial(timm.read, defaults=timm.AIMV2), timm.write_aimv2),
     "timm_beit": JsonConfig(timm.read, timm.write_beit, others=_OPEN_CLIP),
     "timm_bit": JsonConfig(functools.partial(timm.read, defaults={}), timm.write_bit),
     "timm_eva": JsonConfig(functools.partial(timm.read, defaults=timm.EVA), timm.write_eva, others=_OPEN_CLIP_EVA),

@@ -87,13 +87,14 @@ _RELPOS_ARGS: Keys = {
 # Arguments of all classes without a field of ViTConfig, and the values that are read.
 _OTHER_ARGS = {
     **accept_any("mlp_ratio num_blocks layers channels stem_chs width_factor"),  # the tensors tell
+    **accept_any("scale_attn_norm scale_mlp_norm scale_attn_inner proj_bias"),
     **accept_any("qkv_fused swiglu_mlp swiglu_align_to scale_mlp use_abs_pos_emb attn_pool_mlp_ratio"),
     **accept_any("use_rel_pos_bias use_shared_rel_pos_bias head_init_scale shared_rel_pos rel_pos_dim"),
     "rel_pos_type": ["mlp", "bias"],
     **accept_any("drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate"),
     **accept_any("dynamic_img_size strict_img_size weight_init fix_init nlhb zero_init_last"),
-    **accept_only(False, "qk_norm scale_attn_norm scale_mlp_norm dynamic_img_pad stem_norm avg_down"),
-    **accept_only(True, "proj_bias use_rot_pos_emb preact"),
+    **accept_only(False, "qk_norm dynamic_img_pad stem_norm avg_down"),
+    **accept_only(True, "use_rot_pos_emb preact"),
     "final_norm": [True, False],
     "use_post_transformer_norm": [True, False, None],
     "norm_layer": ["layernorm", "layer_norm", "LayerNorm", "layernormfp32"],
@@ -107,6 +108,7 @@ _OTHER_ARGS = {
 BLOCKS: Fields = {"activation": "gelu_erf", "norm_epsilon": 1e-6, "pool_heads": None, "pool_prefix": False}
 _ROTARY: Fields = {"rotary_grid": None, "rotary_interleaved": False, "rotary_offset": 0.0, "rotary_axes": "yx"}
 VIT: Fields = {**BLOCKS, **_ROTARY, "rotary_theta": None, "position_method": "bicubic-antialias"}
+AIMV2: Fields = {**VIT, "activation": "silu", "norm_epsilon": 1e-5}
 EVA: Fields = {**BLOCKS, **_ROTARY, "final_norm": "tokens"}  # its entry points say whether it is rotary
 
 
@@ -233,7 +235,7 @@ def write_vit(config: ViTConfig) -> Fields:
     size, resnet, first = _SIZES.get(config.hidden_size), config.resnet, "patch_embed.proj"
     if config.rotary_theta is not None and not (resnet or config.distilled or config.gated_mlp):
         return write_rope(config)
-    if config.has_map_head and config.pool_mlp_dim:
+    if config.has_map_head and config.pool_mlp_dim is not None:
         received = f"Received: pool_mlp_dim={config.pool_mlp_dim}, mlp_dim={config.mlp_dim}"
         raise CheckpointError(f"timm's VisionTransformer has attention pooling with an MLP of mlp_dim. {received}")
     if resnet:
@@ -243,14 +245,25 @@ def write_vit(config: ViTConfig) -> Fields:
         name = f"deit_{size if size in ('small', 'base') else 'tiny'}_distilled_patch16_224"
     elif config.gated_mlp:
         name = "vit_giant_patch14_dinov2"
+    elif config.attention_norm:
+        name = f"beit3_{size if size in ('base', 'large') else 'base'}_patch16_224"
     elif config.norm_epsilon == 1e-5:
         name = f"vit_{size}_patch14_clip_224" if size in ("large", "huge") else "vit_base_patch16_clip_224"
     else:
         name = f"vit_{size or 'base'}_patch{14 if size in ('huge', 'giant', 'gigantic') else 16}_224"
     head = ["head", "head_dist"] if config.distilled and not resnet else "head"
-    ratio = _ratio(config.mlp_dim * (1 + config.gated_mlp), config)
+    arguments: Fields = {"mlp_ratio": _ratio(config.mlp_dim * (1 + config.gated_mlp), config)}
+    if config.attention_norm or config.mlp_norm:  # earlier versions of timm do not know these arguments
+        arguments |= {"scale_attn_norm": config.attention_norm, "scale_mlp_norm": config.mlp_norm}
     # timm has no entry point of other hybrids.
-    return _write_timm(config, _VIT_ARGS, name or "vit_hybrid", first, head, mlp_ratio=ratio)
+    return _write_timm(config, _VIT_ARGS, name or "vit_hybrid", first, head, **arguments)
+
+
+def write_aimv2(config: ViTConfig) -> Fields:
+    """Write the config.json of timm's VisionTransformer as an AIMv2, whose norms and MLPs its entry points have."""
+    size = {1536: "huge", 2048: "1b", 3072: "3b"}.get(config.hidden_size, "large")
+    ratio = _ratio(config.mlp_dim, config)
+    return _write_timm(config, _VIT_ARGS, f"aimv2_{size}_patch14_224", "patch_embed.proj", mlp_ratio=ratio)
 
 
 def write_eva(config: ViTConfig) -> Fields:
@@ -260,6 +273,7 @@ def write_eva(config: ViTConfig) -> Fields:
         arguments["ref_feat_shape"] = [config.rotary_grid] * 2
     if config.rotary_interleaved:
         name = "eva02_base_patch14_448" if config.mlp_norm else "eva02_tiny_patch14_336"
+        name = "eva02_base_patch16_clip_224" if config.attention_norm else name
     else:
         name = f"vit_small{'_plus' if config.gated_mlp else ''}_patch16_dinov3{'_qkvb' if config.qkv_bias else ''}"
         arguments |= {"swiglu_align_to": 1} if config.gated_mlp else {}

@@ -23,7 +23,7 @@ from keras_vit.model import layers as vit
 from keras_vit.model.layers import runtime
 
 FINAL_NORM = "encoder_norm"
-MLP_NORM = "/mlp/norm"  # end of the names of norms that do not read the residual stream
+INNER_NORM = "/norm"  # end of the names of norms in attention or an MLP, which do not read the residual stream
 NUM_IMAGES = 8  # the factors depend on the largest values alone, which few images show
 DEFAULT_SAMPLES = [0, 3]  # two of the built-in images, smooth and noise: every export runs the model on them
 BATCH = 2  # images in a call, for few activations in memory
@@ -61,20 +61,19 @@ def find_outliers(model: keras.Model, images: np.ndarray, smoothing: Smoothing |
     if not blocks:
         return Outliers()
     file = FileWriter(model, Operators(_BuilderWithoutWeights()), Options())
-    is_centered = file.stream_scales is not None
     stream, ranges = _measure(model, images, last_block=blocks[-1])
     scales = np.ones(len(stream))
-    if is_centered and smoothing is not None and smoothing.stream is not None:
+    if file.stream is not None and smoothing is not None and smoothing.stream is not None:
         scales = _stream_scales(stream, smoothing.stream)
-    power = (
-        0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST_STREAM_VALUE, 1)))) if is_centered else 1
-    )
+    power = 1.0
+    if file.stream is not None:
+        power = 0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST_STREAM_VALUE, 1))))
     outliers = Outliers(None if (scales * power == 1).all() else scales * power, {}, {})
     if smoothing is not None:
         write_model(file)
         for name, largest_weights in file.largest_weights.items():
             if name in ranges:
-                factors_in = 1.0 if name.endswith(MLP_NORM) else scales
+                factors_in = 1.0 if name.endswith(INNER_NORM) else scales
                 gains = np.abs(float64(file.norms[name].gamma))
                 weights = _above_zero(largest_weights * gains / factors_in)
                 _balance(outliers, name, ranges[name] * factors_in, weights, smoothing)
@@ -138,9 +137,10 @@ def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tupl
         nonlocal stream
         if not name.startswith("block_") and name != FINAL_NORM:
             return
-        tokens = folding.center(np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))))
+        tokens = np.array(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32")))
+        tokens = tokens if last_block.norm1.is_rms else folding.center(tokens)
         tokens = tokens.reshape(-1, tokens.shape[-1])
-        if not name.endswith(MLP_NORM):
+        if not name.endswith(INNER_NORM):
             stream = np.maximum(stream, np.abs(tokens).max(axis=0))
         tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + last_block.norm1.epsilon)
         least, most = ranges.get(name, (np.inf, -np.inf))

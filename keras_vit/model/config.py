@@ -89,12 +89,14 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         if not self.num_layers:
             channels = self.resnet.channels if self.resnet else None
             needed = {"hidden_size": channels, "patch_size": (1, 1), "position": "none", "final_norm": "tokens"}
-            needed |= {"pre_norm": False, "num_prefix_tokens": 0, "tokens_mlp_dim": None}
+            needed |= {"patch_norm": False, "pre_norm": False, "num_prefix_tokens": 0, "tokens_mlp_dim": None}
             yield from self._unmet("num_layers=0, a ResNet without a Transformer,", **needed)
         if self.hidden_size % self.num_heads and (self.has_attention or self.has_map_head):
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.has_map_head and self.hidden_size % (self.pool_heads or 1):
             yield f"hidden_size is a multiple of pool_heads. Received: {self.hidden_size} and {self.pool_heads}"
+        if self.norm == "rms" and self.has_map_head:
+            yield from self._unmet("norm='rms' with classifier='map'", pool_mlp_dim=0)
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
         if self.num_read_blocks > max(1, self.num_layers):

@@ -215,6 +215,7 @@ class StemConfig(Group):
             2512.15715).
         distilled: whether DeiT's distillation token and head exist (arXiv 2012.12877); the logits are both heads' mean.
         num_registers: number of extra tokens after the class token that no head reads (arXiv 2309.16588).
+        patch_norm: whether a LayerNorm follows the patch embedding, in front of positions and other tokens (AIMv2).
         pre_norm: whether a LayerNorm precedes the first block (CLIP).
     """
 
@@ -227,6 +228,7 @@ class StemConfig(Group):
     num_class_tokens: Count = 1
     distilled: bool = False
     num_registers: WholeNumber = 0
+    patch_norm: bool = False
     pre_norm: bool = False
 
     def _convert(self) -> None:
@@ -365,12 +367,16 @@ class BlockConfig(Group):
             (MLP-Mixer, arXiv 2105.01601); None means attention.
         qkv_bias: whether query, key and value have biases.
         key_bias: whether the key has a bias where query and value have one.
+        dense_bias: whether attention's output projection and the layers of the MLP have biases.
         gated_mlp: whether the MLP's activation is that of a second Dense layer, the gate, by which the first one is
             multiplied (SwiGLU with "silu", arXiv 2002.05202).
+        attention_norm: whether a LayerNorm of all heads together precedes attention's output projection (BEiT-3).
         mlp_norm: whether a LayerNorm precedes the MLP's last Dense layer (EVA-02).
         activation: in the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, Hugging Face), "gelu_quick" (OpenAI), "relu",
             "relu6", "leaky_relu" (of slope 0.01), "silu", "hard_swish", "sigmoid", "tanh" or "linear".
-        norm_epsilon: epsilon of every LayerNorm.
+        norm: "layer" is a LayerNorm everywhere; "rms" an RMSNorm, which subtracts no mean and adds no shift (arXiv
+            1910.07467, AIMv2).
+        norm_epsilon: epsilon of every norm.
         layer_scale: initial value of LayerScale (arXiv 2103.17239); None means no LayerScale.
         dropout_rate: after the stem and its position embedding, after attention and after both MLP layers, in [0, 1).
         attention_dropout_rate: on the attention weights, in [0, 1).
@@ -381,13 +387,26 @@ class BlockConfig(Group):
     tokens_mlp_dim: Count | None = None
     qkv_bias: bool = True
     key_bias: bool = True
+    dense_bias: bool = True
     gated_mlp: bool = False
+    attention_norm: bool = False
     mlp_norm: bool = False
     activation: Activation = "gelu_tanh"
+    norm: Literal["layer", "rms"] = "layer"
     norm_epsilon: NonNegative = uncounted(1e-6)
     layer_scale: NonNegative | None = None
     dropout_rate: Share = 0.0
     attention_dropout_rate: Share = 0.0
+
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
+        if self.norm == "rms":
+            yield from self._unmet("norm='rms'", attention_norm=False, mlp_norm=False, tokens_mlp_dim=None)
+
+    @property
+    def norm_options(self) -> dict[str, Any]:
+        """Arguments of every norm of tokens, a `model.layers.LayerNormalization`."""
+        return {"epsilon": self.norm_epsilon, "is_rms": self.norm == "rms"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,7 +424,8 @@ class HeadConfig(Group):
         mean_blocks: the same of the means of the patch tokens, which follow. With "token" and "map" the last block's
             mean is left out, so 1 means no mean; the last block of "token" then computes the class token alone.
         pool_heads: number of heads of attention pooling; None means num_heads.
-        pool_mlp_dim: width of the MLP in attention pooling; None means mlp_dim.
+        pool_mlp_dim: width of the MLP in attention pooling; None means mlp_dim; 0 neither MLP nor norm, and a probe
+            that is the query itself (AIMv2).
         pool_prefix: whether attention pooling reads the class token and registers, too (Perception Encoder).
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         representation_activation: activation of the pre_logits layer.
@@ -424,7 +444,7 @@ class HeadConfig(Group):
     token_blocks: Count = 1
     mean_blocks: Count = 1
     pool_heads: Count | None = None
-    pool_mlp_dim: Count | None = None
+    pool_mlp_dim: WholeNumber | None = None
     pool_prefix: bool = False
     representation_size: Count | None = None
     representation_activation: Activation = "tanh"

@@ -61,12 +61,13 @@ ACTIVATION_TENSORS = {
 }
 # The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
-    image_size patch_size num_channels patch_bias resnet class_token num_class_tokens distilled num_registers pre_norm
-    position position_place position_prefix rotary_theta rotary_learned relative_bias relative_bias_mlp_dim hidden_size
-    num_layers stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation
-    layer_scale dropout_rate attention_dropout_rate num_classes classifier token_blocks mean_blocks pool_heads
-    pool_mlp_dim pool_prefix representation_size representation_activation final_norm normalize_features projection_head
-    preprocessing width_factor version stage_widths stage_channels groups
+    image_size patch_size num_channels patch_bias resnet class_token num_class_tokens distilled num_registers
+    patch_norm pre_norm position position_place position_prefix rotary_theta rotary_learned relative_bias
+    relative_bias_mlp_dim hidden_size num_layers stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias
+    dense_bias gated_mlp attention_norm mlp_norm activation norm layer_scale dropout_rate attention_dropout_rate
+    num_classes classifier token_blocks mean_blocks pool_heads pool_mlp_dim pool_prefix representation_size
+    representation_activation final_norm normalize_features projection_head preprocessing width_factor version
+    stage_widths stage_channels groups
 """
 
 
@@ -280,6 +281,7 @@ def _parts(layer: keras.layers.Layer) -> Iterator[NetworkPart]:
 
 def _title(layer: Any) -> str | None:
     """Name a layer in words; None for layers that change no shape and have no weights."""
+    norms = {"patch_norm": "norm of the patches", "pre_norm": "norm before the blocks"}
     titles: dict[type, Callable[[], str | None]] = {
         vit.ResNetRoot: lambda: "ResNet root",
         vit.ResNetUnit: lambda: f"ResNet stage {layer.name.split('_')[1]}",
@@ -294,7 +296,7 @@ def _title(layer: Any) -> str | None:
         vit.TokenPooling: lambda: None if layer.token is not None else "pooled patches",
         vit.L2Normalization: lambda: "feature of length 1",
         keras.layers.Concatenate: lambda: "class tokens and pooled patches",
-        vit.LayerNormalization: lambda: "norm before the blocks" if layer.name == "pre_norm" else "final norm",
+        vit.LayerNormalization: lambda: norms.get(layer.name, "final norm"),
         keras.layers.Dense: lambda: (
             f"pre_logits, {layer.activation.__name__}" if layer.name == "pre_logits" else "head"
         ),
@@ -344,13 +346,13 @@ def _attention(
     num_queries, width = queries
     num_attended = num_queries if attended is None else attended[0]
     scores = layer.num_heads * num_queries * num_attended
-    query_weights = prod(layer.query.kernel.shape) + prod(layer.out.kernel.shape)
+    query_weights = sum(prod(part.kernel.shape) for part in (layer.query, layer.out) if part is not None)
     attended_weights = prod(layer.key.kernel.shape) + prod(layer.value.kernel.shape)
     # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
     learns_rotary = layer.rotary is not None and layer.rotary.block is not None
     relative = None if learns_rotary else relative
     scores_offsets = relative is not None and len(relative) == 3  # and is no bias, (1, heads, tokens, tokens)
-    products = (4 if scores_offsets else 2) * scores * layer.query.kernel.shape[-1]
+    products = (4 if scores_offsets else 2) * scores * layer.key.kernel.shape[-1]
     cost = Cost(
         multiply_adds=num_queries * query_weights + num_attended * attended_weights + products,
         # Input, queries, keys, values, attention weights and the output of the heads.
@@ -361,6 +363,8 @@ def _attention(
         peak=3 * num_attended * width + scores * (1 if relative is None else 5 if scores_offsets else 2),
         widest=max(scores, num_attended * width),
     )
+    if layer.norm_epsilon is not None:
+        cost += _norm(layer.norm, queries) + Cost(kept=num_queries * width)
     return cost + Cost(kept=scores, kept_masks=scores) if layer.dropout_rate else cost
 
 
@@ -423,7 +427,7 @@ def _branches(
 def _attention_pooling(layer: vit.AttentionPooling, shape: Shape) -> Cost:
     tokens, width = shape
     attention = _attention(layer.attention, (1, width), (tokens - layer.prefix_tokens, width))
-    return attention + _norm(layer.norm, (1, width)) + _mlp(layer.mlp, (1, width))
+    return attention if layer.mlp is None else attention + _norm(layer.norm, (1, width)) + _mlp(layer.mlp, (1, width))
 
 
 def _convolution(layer: vit.StandardizedConv2D, shape: Shape) -> Cost:

@@ -85,6 +85,8 @@ class Network:
         c = self.config
         x = vit.PatchEmbedding(c.hidden_size, c.patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
         self._record("embedding", x)
+        if c.patch_norm:
+            x = self._record("patch_norm", self._norm("patch_norm")(x))
         # Google prepends the class token first, big_vision adds the position embedding first.
         if c.position_prefix:
             x = self._prefix(x)
@@ -174,7 +176,7 @@ class Network:
         return inputs
 
     def _norm(self, name: str) -> vit.LayerNormalization:
-        return vit.LayerNormalization(epsilon=self.config.norm_epsilon, name=name, dtype=self.policy)
+        return vit.LayerNormalization(name=name, dtype=self.policy, **self.config.norm_options)
 
     # ---- from tokens to logits
 
@@ -232,10 +234,11 @@ class Network:
         c = self.config
         return vit.AttentionPooling(
             c.pool_heads or c.num_heads,
-            c.pool_mlp_dim or c.mlp_dim,
+            c.mlp_dim if c.pool_mlp_dim is None else c.pool_mlp_dim,
             activation=c.activation,
             norm_epsilon=c.norm_epsilon,
             prefix_tokens=0 if c.pool_prefix else c.num_prefix_tokens,
+            use_bias=c.qkv_bias or c.pool_mlp_dim != 0,
             name="pool",
             dtype=self.policy,
         )(x)

@@ -153,7 +153,7 @@ def _network(config: TextConfig, policy: Any, ids: Any) -> Any:
     for i in range(config.num_layers):
         block = BlockConfig.part_of(config)
         x = vit.EncoderBlock(block, causal=config.causal, name=f"block_{i}", dtype=policy)(x)
-    x = vit.LayerNormalization(epsilon=config.norm_epsilon, name="encoder_norm", dtype=policy)(x)
+    x = vit.LayerNormalization(name="encoder_norm", dtype=policy, **config.norm_options)(x)
     if config.pooling == "end":
         x = EndTokenPooling(end_token=config.end_token, name="pool", dtype=policy)(x, ids)
     else:

@@ -36,6 +36,9 @@ KEPT = (
     "CLIP with quick GELU",
     "BEiT",
     "BEiT of one table",
+    "BEiT-3",
+    "EVA-02 CLIP",
+    "AIMv2",
     "relative biases of one MLP",
     "relative biases of tables",
 )
@@ -52,7 +55,7 @@ def main() -> None:
         folder = FOLDER / name.replace(",", "").replace(" ", "_")
         model = peers.saved_by_timm(folder, architecture, args, half=True)
         save_file({key: value.half() for key, value in model.state_dict().items()}, folder / "model.safetensors")
-        outputs[folder.name] = peers.outputs(model, prepared(tiny(image_size=size, num_channels=1)))
+        outputs[folder.name] = peers.outputs(model, prepared(tiny(image_size=size, num_channels=args["in_chans"])))
     np.savez_compressed(FOLDER / "outputs.npz", **outputs)
 
 

@@ -30,11 +30,11 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> PendingTensor:
     quantizes each patch by itself. Some NPUs have CONV_2D, but not the SPACE_TO_DEPTH before it.
     """
     ops = file.ops
-    scales = file.stream_scales
+    stream = file.stream
     image = file.read(images)
     x = image.tensor
     kernel, bias = folding.patch_weights(layer, image.affine and image.affine.gain)
-    kernel, bias = folding.center_and_scale(kernel.T, scales).T, folding.center_and_scale(bias, scales)
+    kernel, bias = folding.to_stream(kernel.T, stream).T, folding.to_stream(bias, stream)
     _, height, width, _ = kernel.shape
     rows, columns = static_dim(x.shape[1]) // height, static_dim(x.shape[2]) // width
     covers_image = x.shape[1:3] == (rows * height, columns * width)
@@ -47,7 +47,7 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> PendingTensor:
             x = ops.space_to_depth(x, height, f"{name}/cells")
         x = ops.reshape(x, (x.shape[0], rows * columns, x.shape[3]), f"{name}/patches")
         x = ops.dense(x, kernel.reshape(len(kernel), -1), bias, name)
-    return PendingTensor(x, scales=scales)
+    return PendingTensor(x, stream=stream)
 
 
 honours(vit.PrefixTokens, "class_token", "num_class_tokens", "distilled", "num_registers")
@@ -72,13 +72,13 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor
     name = layer.name if isinstance(source(tokens)[0], vit.EncoderBlock) else "prefix"  # an EoMT's queries
     tensor = file.ops.pad(tensor, (0, len(table) - static_dim(tensor.shape[1]), 0), f"{name}/places")
     if table.any():
-        table = folding.center_and_scale(table, x.scales)
+        table = folding.to_stream(table, x.stream)
         positions = (vit.PositionEmbedding, RelativePosition)
         has_others = any(isinstance(x, positions) and x not in layers for x in file.model.layers)
         if name == "prefix" and not has_others:
             name = "position"  # blocks with positions use it
         tensor = file.ops.add_table(tensor, table[None], name)
-    return PendingTensor(tensor, scales=x.scales)
+    return PendingTensor(tensor, stream=x.stream)
 
 
 honours(TokenEmbedding, "vocab_size", "max_length", "hidden_size")
@@ -92,9 +92,9 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> PendingTens
     table of float16: 16 bits are the sum of two tables of 8.
     """
     del ids
-    ops, name, scales = file.ops, layer.name, file.stream_scales
+    ops, name, stream = file.ops, layer.name, file.stream
     tables = (folding.float64(weights) for weights in (layer.embedding, layer.positions))
-    words, positions = (folding.center_and_scale(table, scales) for table in tables)
+    words, positions = (folding.to_stream(table, stream) for table in tables)
     file.inputs["ids"] = ids = ops.builder.input("ids", (file.options.batch, layer.max_length), "int32")
     storage = ops.storage.storage_of("EMBEDDING_LOOKUP", name)
 
@@ -106,7 +106,7 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> PendingTens
         x = ops.add(rows_of(coarse, f"{name}/coarse", INT8), rows_of(fine, f"{name}/fine", INT8), f"{name}/words")
     else:
         x = rows_of(words, f"{name}/words")
-    return PendingTensor(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
+    return PendingTensor(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), stream=stream)
 
 
 def _in_two_tables(table: np.ndarray) -> tuple[Integers, Integers]:
@@ -126,13 +126,16 @@ honours(
     "tokens_mlp_dim",
     "qkv_bias",
     "key_bias",
+    "dense_bias",
     "gated_mlp",
+    "attention_norm",
     "mlp_norm",
     "activation",
     "norm_epsilon",
     "layer_scale",
     "dropout_rate",
     "attention_dropout_rate",
+    norm=("layer", "rms"),
 )
 honours(vit.EncoderBlock, *HONOURED[BlockConfig], "rotary", "causal", "stochastic_depth", "final_tokens")
 
@@ -145,31 +148,33 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
     """
     ops = file.ops
     name = block.name
-    scales = file.stream_scales
+    stream = file.stream
     position, inputs = source(tokens)
     if isinstance(position, vit.PositionEmbedding):
         x = _stream_tokens(file, *inputs)
-        table = folding.center_and_scale(folding.float64(position.table()), scales)
+        table = folding.to_stream(folding.float64(position.table()), stream)
         x = ops.add(x, file.shared_constant(table, f"{position.name}/embedding"), f"{name}/position")
     else:
         x = _stream_tokens(file, tokens)
     is_whole = isinstance(file.model, VisionTransformer)  # other layers of other models may read any token
     queries = (block.final_tokens if is_whole else None) or static_dim(x.shape[1])
-    normalized = norm(file, block.norm1, PendingTensor(x, scales=scales), f"{name}/norm1")
+    normalized = norm(file, block.norm1, PendingTensor(x, stream=stream), f"{name}/norm1")
     if block.attention is None:
         branch = _write_token_mlp(file, block, normalized, f"{name}/token_mlp", queries=queries)
     else:
         layer = relative if relative is None else source(relative)[0]
         mixed = attention(file, block.attention, normalized, f"{name}/attention", queries=queries, relative=layer)
+        if block.attention.norm_epsilon is not None:
+            mixed = norm(file, block.attention.norm, mixed, f"{name}/attention/norm")
         out = block.attention.out
-        options: dict[str, Any] = {"layer_scale": block.scale1, "scales": scales}
+        options: dict[str, Any] = {"layer_scale": block.scale1, "stream": stream}
         few_rows = queries * block.attention.num_heads < static_dim(x.shape[1])
         branch = residual_dense(file, out, mixed, f"{name}/attention/out", few_rows=few_rows, **options)
     x = first_tokens(ops, x, queries, name)
     x = ops.add(x, branch, f"{name}/{'token_mixing' if block.attention is None else 'attention'}")
-    normalized = norm(file, block.norm2, PendingTensor(x, scales=scales), f"{name}/norm2")
-    branch = mlp(file, block.mlp, normalized, f"{name}/mlp", layer_scale=block.scale2, scales=scales)
-    return PendingTensor(ops.add(x, branch, name), scales=scales)
+    normalized = norm(file, block.norm2, PendingTensor(x, stream=stream), f"{name}/norm2")
+    branch = mlp(file, block.mlp, normalized, f"{name}/mlp", layer_scale=block.scale2, stream=stream)
+    return PendingTensor(ops.add(x, branch, name), stream=stream)
 
 
 def _write_token_mlp(file: FileWriter, block: Any, x: PendingTensor, name: str, *, queries: int) -> Tensor:
@@ -182,25 +187,26 @@ def _write_token_mlp(file: FileWriter, block: Any, x: PendingTensor, name: str, 
     if block.scale1 is not None:
         gamma = ops.constant(folding.float64(block.scale1.gamma), f"{name}/scale1/gamma")
         mixed = ops.multiply(mixed, gamma, f"{name}/scale1")
-    return _center_and_scale(file, mixed, f"{name}/stream")
+    return _to_stream(file, mixed, f"{name}/stream")
 
 
 def _stream_tokens(file: FileWriter, tokens: Any) -> Tensor:
     """Read tokens of the residual stream; those of a norm in front of the first block are brought into its form."""
     x = file.read(tokens)
     tensor = apply_affine(file.ops, x, x.norm)
-    return tensor if x.scales is not None else _center_and_scale(file, tensor, "tokens")
+    return tensor if x.stream is not None else _to_stream(file, tensor, "tokens")
 
 
-def _center_and_scale(file: FileWriter, x: Tensor, name: str) -> Tensor:
-    """Compute `folding.center_and_scale` where there are no weights into which it could be folded."""
-    scales = file.stream_scales
-    if scales is None:
+def _to_stream(file: FileWriter, x: Tensor, name: str) -> Tensor:
+    """Compute `folding.to_stream` where there are no weights into which it could be folded."""
+    stream = file.stream
+    if stream is None:
         return x
-    x = center(file.ops, x, name)
-    if (scales == 1).all():
+    if stream.is_centered:
+        x = center(file.ops, x, name)
+    if (stream.scales == 1).all():
         return x
-    return file.ops.multiply(x, file.shared_constant(scales, "stream/scales"), f"{name}/scaled")
+    return file.ops.multiply(x, file.shared_constant(stream.scales, "stream/scales"), f"{name}/scaled")
 
 
 # ---- attention
@@ -209,28 +215,36 @@ honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
 honours(RelativeBias, "grid", "num_heads", "prefix_tokens", "mlp_dim", "method")
 # Of the tokens they read shape and type alone.
 STREAM_READERS.update((RelativePosition, RelativeBias, RotaryFrequencies))
-honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
+honours(
+    vit.MultiHeadAttention,
+    *("num_heads", "projects_query", "use_bias", "key_bias", "out_bias", "rotary", "norm_epsilon", "causal"),
+    "dropout_rate",
+)
 honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved", "offset", "block", axes=("yx", "xy"))
 honours(RotaryFrequencies, "rotary", "num_layers", "num_heads", "head_size")
 honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
-honours(MergeHeads, "width")
+honours(MergeHeads, "width", "use_bias")
 
 
 def attention(
     file: FileWriter, layer: Any, x: PendingTensor, name: str, *, queries: int, relative: Any = None
 ) -> PendingTensor:
-    """Write attention of the first `queries` tokens without its output projection, (batch, queries, hidden_size).
+    """Write attention of the first `queries` tokens in front of its norm and its output projection.
+
+    The result is (batch, queries, hidden_size).
 
     `relative` is a RelativePosition, a RelativeBias or a RotaryFrequencies. The attention weights, (batch, heads,
     queries, tokens) or (batch, heads * queries, tokens), become `file.attention`.
 
     Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query,
     unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
-    projection, whose bias has it.
+    projection, whose bias has it. A norm in front of the projection reads values with it.
     """
     ops = file.ops
     heads = layer.num_heads
-    without_constant, removed_offset = _remove_constant(x, folding.dense_weights(layer.value))
+    without_constant, removed_offset = x, None
+    if layer.norm_epsilon is None:
+        without_constant, removed_offset = _remove_constant(x, folding.dense_weights(layer.value))
     keys = file.fold(folding.key_weights(layer), without_constant if layer.rotary is None else x)
     values = file.fold(folding.dense_weights(layer.value), without_constant)
     query_weights = file.fold(folding.query_weights(layer), x)

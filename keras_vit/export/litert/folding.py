@@ -1,7 +1,7 @@
 """Fold constant computations into weights, in float64, before a file is written.
 
-The gain and shift of a LayerNorm move into the dense layer that reads it. Layers that write to the residual stream
-write channels with mean zero, so that the LayerNorms that read it need not subtract the mean.
+The gain and shift of a norm move into the dense layer that reads it. Layers that write to the residual stream write
+channels with mean zero, so that the LayerNorms that read it need not subtract the mean.
 """
 
 import dataclasses
@@ -30,6 +30,13 @@ class Affine(NamedTuple):
     constant: Array  # compensates the constant that is subtracted from x because of outliers
 
 
+class Stream(NamedTuple):
+    """The form that tokens of the residual stream have in a file."""
+
+    scales: Array  # factors of the channels, (width,) or (1,)
+    is_centered: bool  # whether the mean of the channels is subtracted before, as LayerNorm would; an RMSNorm keeps it
+
+
 class DenseWeights(NamedTuple):
     """Weights of x @ kernel.T + bias: kernel float64 (outputs, inputs), bias float64 (outputs,)."""
 
@@ -49,9 +56,9 @@ class DenseWeights(NamedTuple):
         factors = np.broadcast_to(np.asarray(factors, np.float64), self.bias.shape)
         return self._replace(kernel=self.kernel * factors[:, None], bias=self.bias * factors)
 
-    def center_and_scale_outputs(self, scales: Array | None) -> Self:
-        """Make the outputs tokens of the residual stream; see `center_and_scale`."""
-        return self._replace(kernel=center_and_scale(self.kernel.T, scales).T, bias=center_and_scale(self.bias, scales))
+    def to_stream(self, stream: Stream | None) -> Self:
+        """Make the outputs tokens of the residual stream."""
+        return self._replace(kernel=to_stream(self.kernel.T, stream).T, bias=to_stream(self.bias, stream))
 
 
 def float64(weight: Any) -> Array:
@@ -64,17 +71,18 @@ def center(values: Array, axis: int = -1) -> Array:
     return values - values.mean(axis=axis, keepdims=True)
 
 
-def center_and_scale(tokens: Array, scales: Array | None) -> Array:
-    """Bring tokens, (..., width), into the form of the residual stream: subtract their mean and multiply them
-    by `scales`, (width,). None leaves them as they are.
-    """
-    return tokens if scales is None else center(tokens) * scales
+def to_stream(tokens: Array, stream: Stream | None) -> Array:
+    """Bring tokens, (..., width), into the form of the residual stream; None leaves them as they are."""
+    if stream is None:
+        return tokens
+    return (center(tokens) if stream.is_centered else tokens) * stream.scales
 
 
 def norm_affine(layer: Any, scales: Array | None = None) -> Affine:
-    """Gain and shift of a LayerNorm whose input is already multiplied by `scales`, (width,)."""
+    """Gain and shift of a norm whose input is already multiplied by `scales`, (width,); an RMSNorm's shift is 0."""
     gain = float64(layer.gamma)
-    return Affine(gain if scales is None else gain / scales, float64(layer.beta), np.zeros(len(gain)))
+    shift = np.zeros(len(gain)) if layer.beta is None else float64(layer.beta)
+    return Affine(gain if scales is None else gain / scales, shift, np.zeros(len(gain)))
 
 
 def dense_weights(layer: Any) -> DenseWeights:
@@ -85,19 +93,21 @@ def dense_weights(layer: Any) -> DenseWeights:
     return DenseWeights(kernel, np.zeros(outputs) if layer.bias is None else float64(layer.bias).reshape(-1))
 
 
-def residual_weights(weights: DenseWeights, layer_scale: Any, scales: Array | None) -> DenseWeights:
-    """Fold a LayerScale (or None) into the weights of a layer that writes to the residual stream.
-
-    `scales` are those of `center_and_scale`.
-    """
+def residual_weights(weights: DenseWeights, layer_scale: Any, stream: Stream | None) -> DenseWeights:
+    """Fold a LayerScale (or None) into the weights of a layer that writes to the residual stream."""
     if layer_scale is not None:
         weights = weights.scale_outputs(float64(layer_scale.gamma))
-    return weights.center_and_scale_outputs(scales)
+    return weights.to_stream(stream)
 
 
 def query_weights(attention: Any) -> DenseWeights:
     """Weights of a MultiHeadAttention's queries, with the factor 1 / sqrt(head size) folded in."""
-    return _deinterleave_heads(dense_weights(attention.query).scale_outputs(attention.scale), attention)
+    if attention.query is None:  # queries are not projected
+        width = attention.num_heads * attention.key.kernel.shape[-1]
+        weights = DenseWeights(np.eye(width), np.zeros(width))
+    else:
+        weights = dense_weights(attention.query)
+    return _deinterleave_heads(weights.scale_outputs(attention.scale), attention)
 
 
 def key_weights(attention: Any) -> DenseWeights:

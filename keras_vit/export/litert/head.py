@@ -67,7 +67,7 @@ honours(keras.layers.Concatenate)
 honours(keras.layers.Average)
 honours(vit.TokenPooling, "token", "num_tokens", "prefix_tokens")
 honours(EndTokenPooling, "end_token")
-honours(vit.AttentionPooling, "num_heads", "mlp_dim", "activation", "norm_epsilon", "prefix_tokens")
+honours(vit.AttentionPooling, "num_heads", "mlp_dim", "activation", "norm_epsilon", "prefix_tokens", "use_bias")
 honours(vit.L2Normalization)
 
 
@@ -149,6 +149,8 @@ def write_attention_pooling(file: FileWriter, pooling: Any, tokens: Any) -> Pend
     mixed = merge_heads(ops, ops.matmul(weights, value, f"{name}/mixed"), name)
     mixed = ops.reshape(mixed, (batch, mixed.shape[2]), f"{name}/row")
     pooled = ops.dense(mixed, *folding.dense_weights(attention.out), f"{name}/out")
+    if pooling.mlp is None:
+        return PendingTensor(pooled)
     normalized = norm(file, pooling.norm, PendingTensor(pooled), f"{pooling.name}/norm")
     return PendingTensor(ops.add(pooled, mlp(file, pooling.mlp, normalized, f"{pooling.name}/mlp"), pooling.name))
 
@@ -156,7 +158,8 @@ def write_attention_pooling(file: FileWriter, pooling: Any, tokens: Any) -> Pend
 def num_folded_weights(model: keras.Model) -> int:
     """Count the weights that a file lacks: a probe's query and keys become one small kernel."""
     attentions = [layer.attention for layer in model.layers if isinstance(layer, vit.AttentionPooling)]
-    return sum(math.prod(part.kernel.shape) for layer in attentions for part in (layer.query, layer.key))
+    parts = [part for layer in attentions for part in (layer.query, layer.key) if part is not None]
+    return sum(math.prod(part.kernel.shape) for part in parts)
 
 
 @writes(vit.L2Normalization)

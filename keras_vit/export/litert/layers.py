@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Tensor
-from keras_vit.export.litert.folding import Array, DenseWeights
+from keras_vit.export.litert.folding import Array, DenseWeights, Stream
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, unsupported, writes
 from keras_vit.model import layers as vit
@@ -34,6 +34,7 @@ def write_identity(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
 honours(
     vit.LayerNormalization,
     "epsilon",
+    "is_rms",
     "is_fused",
     axis=(-1, [-1]),
     center=(True,),
@@ -84,19 +85,20 @@ def write_dense(file: FileWriter, layer: Any, x: Any, *, factor: float | None = 
 
 
 def norm(file: FileWriter, layer: Any, x: PendingTensor, name: str) -> PendingTensor:
-    """Apply a LayerNormalization; its gain and shift are left to the layers that read the result.
+    """Apply a LayerNormalization or an RMSNorm; its gain and shift are left to the layers that read the result.
 
     With factors in `Options.smoothing`, the result is multiplied by them; the constants in `Options.shifts` are
     subtracted before. The gain and the constant of the affine make up for both.
     """
     ops = file.ops
     file.norms[name] = layer
-    tensor, scales = apply_affine(ops, x, f"{name}/input"), x.scales
+    tensor, scales = apply_affine(ops, x, f"{name}/input"), None
     scale = 1.0  # a power of two for all channels; rounding the squares in half precision must not lose epsilon
-    if scales is None:
+    if x.stream is not None:
+        scale = x.stream.scales.max()
+        scales = x.stream.scales / scale
+    elif not layer.is_rms:
         tensor = center(ops, tensor, name)
-    else:
-        scale, scales = scales.max(), scales / scales.max()
     epsilon = max(layer.epsilon * scale**2, min(layer.epsilon, 2.0**-24))
     variance = _mean_square(ops, tensor, name, scales)
     variance = ops.add(variance, ops.constant(np.array(epsilon, np.float32), "epsilon"), f"{name}/safe")
@@ -158,22 +160,22 @@ def residual_dense(
     name: str,
     *,
     layer_scale: Any = None,
-    scales: Array | None = None,
+    stream: Stream | None = None,
     few_rows: bool = False,
 ) -> Tensor:
-    """Apply a Dense or EinsumDense layer and its LayerScale, if any; `scales` are those of the stream it writes to."""
+    """Apply a Dense or EinsumDense layer and its LayerScale, if any; `stream` is that which it writes to."""
     weights = file.fold(folding.dense_weights(layer), x)
-    weights = folding.residual_weights(weights, layer_scale, scales)
+    weights = folding.residual_weights(weights, layer_scale, stream)
     return file.ops.dense(x.tensor, *weights, name, few_rows=few_rows)
 
 
-honours(vit.MLP, "mlp_dim", "gated", "norm_epsilon", "dropout_rate", activation=tuple(_WRITE_ACTIVATION))
+honours(vit.MLP, "mlp_dim", "gated", "norm_epsilon", "use_bias", "dropout_rate", activation=tuple(_WRITE_ACTIVATION))
 
 
 def mlp(
-    file: FileWriter, layer: Any, x: PendingTensor, name: str, *, layer_scale: Any = None, scales: Array | None = None
+    file: FileWriter, layer: Any, x: PendingTensor, name: str, *, layer_scale: Any = None, stream: Stream | None = None
 ) -> Tensor:
-    """Apply an MLP; LayerScale and scales are those of its last layer, see `residual_dense`."""
+    """Apply an MLP; LayerScale and stream are those of its last layer, see `residual_dense`."""
     hidden = gate = file.dense(x, folding.dense_weights(layer.dense1), f"{name}/dense1")
     if layer.gated:
         gate = file.dense(x, folding.dense_weights(layer.gate), f"{name}/gate")
@@ -181,7 +183,7 @@ def mlp(
     value = PendingTensor(file.ops.multiply(gate, hidden, f"{name}/gated") if layer.gated else gate)
     if layer.norm_epsilon is not None:
         value = norm(file, layer.norm, value, f"{name}/norm")
-    return residual_dense(file, layer.dense2, value, f"{name}/dense2", layer_scale=layer_scale, scales=scales)
+    return residual_dense(file, layer.dense2, value, f"{name}/dense2", layer_scale=layer_scale, stream=stream)
 
 
 def token_mlp(file: FileWriter, layer: Any, x: Tensor, name: str, *, queries: int) -> Tensor:

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from keras_vit.export.litert.builder import Tensor
-from keras_vit.export.litert.folding import Affine, Array, DenseWeights
+from keras_vit.export.litert.folding import Affine, Array, DenseWeights, Stream
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.modes import Options
 
@@ -46,14 +46,13 @@ class PendingTensor:
         tensor: in the file.
         affine: gain and shift that are still to be applied.
         norm: name of the norm that `affine` belongs to.
-        scales: tokens of the residual stream are centered and multiplied by these, see `folding.center_and_scale`;
-            None if they are as Keras computes them.
+        stream: the form of tokens of the residual stream; None if they are as Keras computes them.
     """
 
     tensor: Tensor
     affine: Affine | None = None
     norm: str = ""
-    scales: Array | None = None
+    stream: Stream | None = None
 
 
 def writes(*classes: type, starts_stream: bool = False, reads_stream: bool = False) -> Callable[[Function], Function]:
@@ -158,10 +157,11 @@ class FileWriter:
 
     def __post_init__(self) -> None:
         check_layers(self.model.operations)
-        scales = self.options.scales
-        self.stream_scales: Array | None = None  # None: tokens of the residual stream stay as Keras computes them
-        if _only_norms_read_stream(self.model):
-            self.stream_scales = np.ones(1) if scales is None else np.asarray(scales, np.float64)
+        scales = np.ones(1) if self.options.scales is None else np.asarray(self.options.scales, np.float64)
+        self.stream: Stream | None = None  # None: tokens of the residual stream stay as Keras computes them
+        kinds = {layer.is_rms for layer in self.model._flatten_layers() if _is_norm(layer)}
+        if _only_norms_read_stream(self.model) and len(kinds) == 1:
+            self.stream = Stream(scales, is_centered=kinds == {False})
 
     def read(self, tensor: Any) -> PendingTensor:
         """Look up a Keras tensor in the file; the first time, its layer is written."""
@@ -194,7 +194,7 @@ class FileWriter:
 def _only_norms_read_stream(model: keras.Model) -> bool:
     """True if all layers that read the residual stream are norms, or let norms read it first.
 
-    Then its tokens need no mean: a norm would subtract it, and the weights that write to the stream can do so before.
+    Then its tokens need no mean: a LayerNorm would subtract it, and the weights that write to it can do so before.
     """
     others = [layer for layer in model.operations if type(layer) not in STREAM_READERS]
     read = [tensor for layer in others for node in layer._inbound_nodes for tensor in node.input_tensors]
@@ -206,5 +206,8 @@ def _is_stream(tensor: Any) -> bool:
     layer, inputs = source(tensor)
     if type(layer) in _STREAM_STARTS:
         return True
-    is_norm = isinstance(layer, keras.layers.LayerNormalization)
-    return type(layer) in STREAM_READERS and not is_norm and any(map(_is_stream, inputs))
+    return type(layer) in STREAM_READERS and not _is_norm(layer) and any(map(_is_stream, inputs))
+
+
+def _is_norm(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.LayerNormalization)

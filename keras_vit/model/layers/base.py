@@ -134,12 +134,16 @@ def activation_function(name: str) -> Callable[[Any], Any]:
 
 @keras.saving.register_keras_serializable("keras_vit")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """Keras' LayerNormalization of the last axis, which `runtime` can observe, and compile as one if `is_fused`."""
+    """Keras' LayerNormalization of the last axis, which `runtime` can observe, and compile as one if `is_fused`.
+
+    `is_rms`: an RMSNorm, which divides by the root mean square, and has a gain alone (arXiv 1910.07467).
+    """
 
     axis: Any
 
-    def __init__(self, *, epsilon: float = 1e-6, is_fused: bool = False, **kwargs: Any) -> None:
-        super().__init__(epsilon=epsilon, **kwargs)
+    def __init__(self, *, epsilon: float = 1e-6, is_rms: bool = False, is_fused: bool = False, **kwargs: Any) -> None:
+        super().__init__(epsilon=epsilon, **kwargs, **({"center": False} if is_rms else {}))
+        self.is_rms = is_rms
         self.is_fused = is_fused
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
@@ -149,10 +153,17 @@ class LayerNormalization(keras.layers.LayerNormalization):
 
     def call(self, inputs: Any) -> Any:
         runtime.observe(self.path, inputs)
-        return runtime.layer_norm(self, super().call, inputs) if self.is_fused else super().call(inputs)
+        normalize = self._divide_by_rms if self.is_rms else super().call
+        return runtime.layer_norm(self, normalize, inputs) if self.is_fused else normalize(inputs)
+
+    def _divide_by_rms(self, x: Any) -> Any:
+        return ops.cast(runtime.divide_by_rms(x, self.gamma, epsilon=self.epsilon), self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "is_fused": self.is_fused}
+        config = {**super().get_config(), "is_rms": self.is_rms, "is_fused": self.is_fused}
+        if self.is_rms:
+            del config["center"]  # `is_rms` says it
+        return config
 
 
 @keras.saving.register_keras_serializable("keras_vit")

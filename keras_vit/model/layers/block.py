@@ -43,7 +43,7 @@ class MLP(BaseLayer):
     """Apply Dense, activation and Dense, with dropout after both, to (..., hidden_size).
 
     `gated`: the activation is that of a second Dense layer, and multiplies the first one (arXiv 2002.05202).
-    `norm_epsilon`: that of a LayerNorm before the last Dense layer; None means no such norm.
+    `norm_epsilon`: that of a LayerNorm before the last Dense layer; None means no such norm. `use_bias`: of all layers.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class MLP(BaseLayer):
         activation: str = "gelu_tanh",
         gated: bool = False,
         norm_epsilon: float | None = None,
+        use_bias: bool = True,
         dropout_rate: float = 0.0,
         **kwargs: Any,
     ) -> None:
@@ -61,6 +62,7 @@ class MLP(BaseLayer):
         self.activation = activation
         self.gated = gated
         self.norm_epsilon = norm_epsilon
+        self.use_bias = use_bias
         self.dropout_rate = dropout_rate
         self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
@@ -81,6 +83,7 @@ class MLP(BaseLayer):
 
     def _options(self) -> dict[str, Any]:
         return {
+            "use_bias": self.use_bias,
             "kernel_initializer": initializer("dense"),
             "bias_initializer": initializer("dense_bias"),
             "dtype": self.dtype_policy,
@@ -122,7 +125,7 @@ class EncoderBlock(BaseLayer):
         self.stochastic_depth = stochastic_depth
         self.final_tokens = final_tokens
         policy = {"dtype": self.dtype_policy}
-        norm = {"epsilon": config.norm_epsilon, "is_fused": True, **policy}
+        norm = {**config.norm_options, "is_fused": True, **policy}
         self.norm1 = LayerNormalization(name="norm1", **norm)
         self.attention: Any = None
         self.token_mlp: Any = None
@@ -131,20 +134,29 @@ class EncoderBlock(BaseLayer):
                 config.num_heads,
                 use_bias=config.qkv_bias,
                 key_bias=config.key_bias,
+                out_bias=config.dense_bias,
                 rotary=rotary,
+                norm_epsilon=config.norm_epsilon if config.attention_norm else None,
                 causal=causal,
                 dropout_rate=config.attention_dropout_rate,
                 name="attention",
                 **policy,
             )
         else:
-            self.token_mlp = MLP(config.tokens_mlp_dim, activation=config.activation, name="token_mlp", **policy)
+            self.token_mlp = MLP(
+                config.tokens_mlp_dim,
+                activation=config.activation,
+                use_bias=config.dense_bias,
+                name="token_mlp",
+                **policy,
+            )
         self.norm2 = LayerNormalization(name="norm2", **norm)
         self.mlp = MLP(
             config.mlp_dim,
             activation=config.activation,
             gated=config.gated_mlp,
             norm_epsilon=config.norm_epsilon if config.mlp_norm else None,
+            use_bias=config.dense_bias,
             dropout_rate=config.dropout_rate,
             name="mlp",
             **policy,

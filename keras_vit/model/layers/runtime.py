@@ -239,11 +239,13 @@ def _transposed(x: Any) -> Any:
     return ops.swapaxes(x, -1, -2)
 
 
-def layer_norm(layer: keras.layers.LayerNormalization, call: Callable[[Any], Any], x: Any) -> Any:
+def layer_norm(layer: Any, call: Callable[[Any], Any], x: Any) -> Any:
     """Compute call(x), Keras' way to normalize the last axis; with a compiler, it is one program."""
     compiler = settings().compiler
     if compiler is None:
         return call(x)
+    if layer.is_rms:
+        return compiler(divide_by_rms, epsilon=layer.epsilon)(x, layer.gamma)
     compiled = compiler(normalize, gradient=_normalize_gradient, epsilon=layer.epsilon)
     return compiled(x, layer.gamma, layer.beta)
 
@@ -258,6 +260,13 @@ def normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
     wide, gamma, beta = _widened(x, gamma, beta)
     centred, root = _standardized(wide, epsilon)
     return ops.cast(centred * root * gamma + beta, x.dtype)
+
+
+def divide_by_rms(x: Any, gamma: Any, *, epsilon: float) -> Any:
+    """Compute an RMSNorm over the last axis, in at least float32: a sum of squares overflows float16."""
+    wide, gamma = _widened(x, gamma)
+    root = ops.rsqrt(ops.mean(ops.square(wide), axis=-1, keepdims=True) + epsilon)
+    return ops.cast(wide * root * gamma, x.dtype)
 
 
 def _normalize_gradient(upstream: Any, x: Any, gamma: Any, beta: Any, *, epsilon: float) -> tuple[Any, Any, Any]:

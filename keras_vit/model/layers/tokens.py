@@ -173,7 +173,8 @@ class EndTokenPooling(BaseLayer):
 class AttentionPooling(BaseLayer):
     """Let a learned probe attend to the tokens after the prefix, and add an MLP of the result.
 
-    Source: big_vision's MAPHead (arXiv 2106.04560), which has no prefix tokens; timm leaves them out.
+    Source: big_vision's MAPHead (arXiv 2106.04560), which has no prefix tokens; timm leaves them out. With an `mlp_dim`
+    of 0 there is no MLP, and the probe is the query itself (AIMv2). `use_bias` is that of queries, keys and values.
     """
 
     def __init__(
@@ -184,6 +185,7 @@ class AttentionPooling(BaseLayer):
         activation: str = "gelu_tanh",
         norm_epsilon: float = 1e-6,
         prefix_tokens: int = 0,
+        use_bias: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -192,22 +194,29 @@ class AttentionPooling(BaseLayer):
         self.activation = activation
         self.norm_epsilon = norm_epsilon
         self.prefix_tokens = prefix_tokens
+        self.use_bias = use_bias
         policy = {"dtype": self.dtype_policy}
-        self.attention = MultiHeadAttention(num_heads, name="attention", **policy)
-        self.norm = LayerNormalization(epsilon=norm_epsilon, name="norm", **policy)
-        self.mlp = MLP(mlp_dim, activation=activation, name="mlp", **policy)
+        self.attention = MultiHeadAttention(
+            num_heads, projects_query=mlp_dim > 0, use_bias=use_bias, name="attention", **policy
+        )
+        self.norm: Any = None
+        self.mlp: Any = None
+        if mlp_dim:
+            self.norm = LayerNormalization(epsilon=norm_epsilon, name="norm", **policy)
+            self.mlp = MLP(mlp_dim, activation=activation, name="mlp", **policy)
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         hidden_size = input_shape[-1]
         glorot = glorot_uniform_matrix(1, hidden_size)
         self.probe = self.add_weight(shape=(1, 1, hidden_size), initializer=glorot, name="probe")
         for part in (self.attention, self.norm, self.mlp):
-            part.build((None, 1, hidden_size))
+            if part is not None:
+                part.build((None, 1, hidden_size))
 
     def call(self, x: Any) -> Any:
         probe = ops.broadcast_to(ops.cast(self.probe, x.dtype), (ops.shape(x)[0], 1, x.shape[-1]))
         pooled = self.attention(probe, x[:, self.prefix_tokens :])
-        return (pooled + self.mlp(self.norm(pooled)))[:, 0]
+        return (pooled if self.mlp is None else pooled + self.mlp(self.norm(pooled)))[:, 0]
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return (input_shape[0], input_shape[-1])
