@@ -20,8 +20,9 @@ NAMES = sorted({name.partition("/")[0] for name in EXPECTED})
 
 
 def read_all(path: Path) -> dict[str, np.ndarray]:
+    """Read all tensors of a file, by their names in the dict that has them."""
     with open_container(path) as file:
-        return {name: file.read(name) for name in file.headers}
+        return {name.rpartition("/")[2]: file.read(name) for name in file.headers}
 
 
 @pytest.mark.parametrize("name", NAMES)
