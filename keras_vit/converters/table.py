@@ -228,9 +228,16 @@ class Table:
 
         It is "" or "vit." in the format's own files, and "state_dict/module." in others.
         """
-        present = {self.names.spell(name): shape for name, shape in shapes.items()}
-        first = self.detect[0].split(" | ") if self.detect else ()
-        starts = {name.removesuffix(mark) for mark in first for name in present if name.endswith(mark)}
+        spelled = {name: self.names.spell(name) for name in shapes}
+        present = {spelled[name]: shape for name, shape in shapes.items()}
+        marks = self.detect[0].split(" | ") if self.detect else ()
+        starts = {
+            start
+            for mark in marks
+            for name, other in spelled.items()
+            # A place is where a name begins, and where it is not spelled otherwise.
+            if other.endswith(mark) and name.startswith(start := other.removesuffix(mark))
+        }
         return [
             start
             for start in sorted(starts)
@@ -238,7 +245,6 @@ class Table:
             and all(any(start + mark in present for mark in marks.split(" | ")) for marks in self.detect)
             and not any(start + mark in present for mark in self.detect_absent)
             and all(math.prod(present.get(start + mark, ())[:-1]) > 1 for mark in self.detect_several)
-            and any(name.startswith(start) for name in shapes)  # it was not spelled otherwise
         ]
 
     def match(self, headers: Mapping[str, Header], prefix: str = "") -> MatchedTensors:

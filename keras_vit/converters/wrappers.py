@@ -100,15 +100,18 @@ def find_formats(container: Container, tables: Iterable[Table]) -> list[str]:
 
 def _find_places(container: Container, names: Mapping[str, str], tables: Iterable[Table]) -> list[Place]:
     shapes = {short: container.headers[name].shape for short, name in names.items()}
-    places = [Place(table, path) for table in tables for path in table.find_places(shapes)]
-    places = [place for place in places if not _MOMENTS.search(place.wrapper)]
-    return [place for place in places if not any(_is_narrower(other, place) for other in places)]
+    fitting: dict[str, list[Table]] = collections.defaultdict(list)
+    for table in tables:
+        for path in table.find_places(shapes):
+            fitting[path].append(table)
+    places = [Place(table, path) for path, found in fitting.items() for table in _narrowest(found)]
+    return [place for place in places if not _MOMENTS.search(place.wrapper)]
 
 
-def _is_narrower(other: Place, place: Place) -> bool:
-    """Whether another format at the same place has all marks of this one, and more."""
-    marks, fewer = ({*table.detect, *table.detect_several} for table in (other.table, place.table))
-    return other.path == place.path and marks > fewer
+def _narrowest(tables: Sequence[Table]) -> list[Table]:
+    """Leave out each format that fits at the same place as one with all of its marks, and more."""
+    marks = [{*table.detect, *table.detect_several} for table in tables]
+    return [table for table, own in zip(tables, marks, strict=True) if not any(other > own for other in marks)]
 
 
 def _drop_inserted(container: Container) -> tuple[dict[str, str], list[str]]:
@@ -173,7 +176,8 @@ def _choose(container: Container, places: Sequence[Place], which: str | None) ->
 
 
 def _listed(paths: Iterable[str]) -> str:
-    return " and ".join(repr(path.rstrip("./")) if path else "the top of the file" for path in dict.fromkeys(paths))
+    names = [repr(path.rstrip("./")) if path else "the top of the file" for path in dict.fromkeys(paths)]
+    return " and ".join(names[:10] + ["others"] * (len(names) > 10))
 
 
 def _program_of(places: Sequence[Place]) -> str | None:
