@@ -362,6 +362,7 @@ def _open_keras_zip(path: Path) -> zipfile.ZipFile:
 
 # Tensors may share their data, such as tied weights, and together describe this many times the bytes of the file.
 _SHARING_RATIO = 2
+_MOST_LETTERS = 1000  # of the keys in front of a tensor, which a forged file can name many times
 
 
 class TorchContainer(Container):
@@ -399,7 +400,7 @@ def _tensors_by_name(loaded: Any) -> dict[str, Any]:
     seen: set[int] = set()
     while groups:
         place, group = groups.pop(0)
-        if not isinstance(group, Mapping) or id(group) in seen:  # a dict can contain itself
+        if not isinstance(group, Mapping) or id(group) in seen or len(place) > _MOST_LETTERS:  # it can contain itself
             continue
         seen.add(id(group))
         tensors |= {f"{place}{name}": value for name, value in group.items() if isinstance(value, torch_files.Tensor)}
