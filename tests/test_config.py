@@ -57,7 +57,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "head_bias_init": (None, float("inf")),
     "classifier": ("cls", None, 3),
     "activation": ("gelu", None),
-    **dict.fromkeys(("position", "position_method", "final_norm", "representation_activation"), ("x",)),
+    **dict.fromkeys(("norm", "position", "position_method", "final_norm", "representation_activation"), ("x",)),
     "position_place": ("block", None),
     "resnet": (
         *(3, "R50", {"num_layers": (0,)}, {"num_layers": (2.5,)}, {"width_factor": 0.3}),
@@ -96,6 +96,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"classifier": "gap", "num_class_tokens": 2}, "num_class_tokens above 1.*class_token=True"),
     ({"distilled": True, "representation_size": 32}, "distilled.*representation_size"),
     ({"distilled": True, "final_norm": "pooled"}, "distilled.*final_norm"),
+    ({"norm": "rms", "mlp_norm": True, "attention_norm": True}, "norm='rms' needs attention_norm=False, mlp_norm=False"),
+    ({"norm": "rms", "tokens_mlp_dim": 8}, "norm='rms' needs tokens_mlp_dim=None"),
+    ({"norm": "rms", "classifier": "map"}, "norm='rms' with classifier='map' needs pool_mlp_dim=0"),
     ({"position": "sincos2d", "hidden_size": 30, "num_heads": 2}, "sincos2d"),
     ({"position": "sincos2d", "hidden_size": 4}, "sincos2d"),
     ({"position": "learned2d", "hidden_size": 33, "num_heads": 3}, "learned2d.*half.*33"),

@@ -514,6 +514,11 @@ def test_what_timm_has_no_argument_for_is_not_written(tmp_path: Path) -> None:
         ("learned rotary positions", "timm_rope", {"rotary_interleaved": False}, "rope_rotate_half"),
         ("RoPE-ViT", "timm", {"layer_scale": None, "rotary_learned": True}, "rotary_learned"),
         ("RoPE-ViT", "huggingface_dinov3", {"num_classes": 0}, "rotary_axes='xy'"),
+        ("AIMv2", "timm_aimv2", {}, "pool_mlp_dim=0"),
+        ("AIMv2", "timm_aimv2", {"classifier": "gap", "dense_bias": True}, "dense_bias=True"),
+        ("AIMv2", "huggingface_aimv2", {}, "no classifier: num_classes=0"),
+        ("AIMv2", "huggingface_aimv2", {"num_classes": 0, "qkv_bias": True}, "qkv_bias=True with dense_bias=False"),
+        ("AIMv2", "timm", {"classifier": "gap", "gated_mlp": False, "patch_norm": False}, "norm='rms'"),
     ):
         with pytest.raises(CheckpointError, match=said):
             converters.save(built(**FAMILIES[kind] | changes), tmp_path / "ours", format=format)

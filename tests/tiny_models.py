@@ -54,6 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rotary_grid": 16,
         "rotary_interleaved": True,
         "gated_mlp": True,
+        "attention_norm": True,
         "mlp_norm": True,
         "activation": "silu",
     },
@@ -69,10 +70,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "learned rotary positions": {
         **{"rotary_theta": 10.0, "rotary_learned": True, "rotary_grid": 0, "rotary_interleaved": True},
         **{"rotary_axes": "xy", "layer_scale": 0.1, "activation": "gelu_erf", "position_prefix": False},
-    },
-    "BEiT-3": {
-        **{"attention_norm": True, "mlp_norm": True, "classifier": "gap", "class_token": True, "final_norm": "pooled"},
-        **{"activation": "gelu_erf", "norm_epsilon": 1e-5},
     },
     "AIMv2": {
         **{"norm": "rms", "patch_norm": True, "qkv_bias": False, "dense_bias": False, "gated_mlp": True},
