@@ -96,7 +96,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"classifier": "gap", "num_class_tokens": 2}, "num_class_tokens above 1.*class_token=True"),
     ({"distilled": True, "representation_size": 32}, "distilled.*representation_size"),
     ({"distilled": True, "final_norm": "pooled"}, "distilled.*final_norm"),
-    ({"norm": "rms", "mlp_norm": True, "attention_norm": True}, "norm='rms' needs attention_norm=False, mlp_norm=False"),
+    (
+        {"norm": "rms", "mlp_norm": True, "attention_norm": True},
+        "norm='rms' needs attention_norm=False, mlp_norm=False",
+    ),
     ({"norm": "rms", "tokens_mlp_dim": 8}, "norm='rms' needs tokens_mlp_dim=None"),
     ({"norm": "rms", "classifier": "map"}, "norm='rms' with classifier='map' needs pool_mlp_dim=0"),
     ({"position": "sincos2d", "hidden_size": 30, "num_heads": 2}, "sincos2d"),
