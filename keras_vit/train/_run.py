@@ -343,7 +343,7 @@ def _train_to_the_end(
             logger = MetricLogger(
                 log,
                 advance,
-                metrics=state.metrics,
+                metrics=state.objective.metrics,
                 batch_size=state.recipe.batch_size,
                 steps=total - done,
                 print_line=print_line,

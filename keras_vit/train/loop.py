@@ -146,7 +146,7 @@ class TrainingSteps:
 
     def __init__(self, state: TrainState, data: Data) -> None:
         recipe, strategy, split, first = state.recipe, state.strategy, data.training_split(), int(state.step.numpy())
-        model_input = ModelInput.from_model(state.model)._replace(image_size=state.view_size)
+        model_input = ModelInput.from_model(state.model)._replace(image_size=state.objective.view_size)
 
         def make_worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
             local = context.num_replicas_in_sync // context.num_input_pipelines

@@ -17,12 +17,12 @@ from keras_vit.dense.model import DenseModel, depth, segmenter
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
-from keras_vit.train import planner, strategies
+from keras_vit.train import distill, masked_patch, planner, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import newest, plain_path
 from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Data, Order, are_comparable, check_kind, match_data
-from keras_vit.train.distill import Teacher, check_student
+from keras_vit.train.objective import Objective, supervised
 from keras_vit.train.step import TrainState
 from keras_vit.train.trained import enable_lora, is_of_head, trained_variables
 from keras_vit.zoo.pretrained import ResolvedModel, load_any, resolve
@@ -58,7 +58,7 @@ def build_state(
     data: Data,
     devices: tf.distribute.Strategy,
     *,
-    teacher: Teacher | None = None,
+    teacher: distill.Teacher | None = None,
     out: str | os.PathLike[str] | None,
     print_line: PrintLine,
 ) -> tuple[TrainState, Data]:
@@ -78,14 +78,24 @@ def build_state(
         adapted = adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
         network = teacher.copy_model(recipe) if teacher else None
         if network:
-            check_student(adapted, network, recipe)
+            distill.check_student(adapted, network, recipe)
         configs = (adapted.config, network.config if network else None)
         recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
-        state = TrainState(recipe, adapted, total_steps=total, teacher=network, has_labels=data.is_labelled)
+        objective = choose_objective(recipe, adapted, network, has_labels=data.is_labelled)
+        state = TrainState(recipe, adapted, objective, total_steps=total)
     _check_head(recipe, state.model, trains_head=state.trains_head)
     if recipe.head_start == "zeros":  # otherwise the starting weights are good
         _warn_long_average(recipe, total)
     return state, data
+
+
+def choose_objective(recipe: Recipe, model: Model, teacher: Model | None, *, has_labels: bool) -> Objective:
+    """Make the objective that a recipe names, with its layers. Call it in the strategy's scope."""
+    if recipe.objective == "masked_patch":
+        return masked_patch.objective(model, remat=recipe.remat)
+    if teacher:
+        return distill.objective(recipe, model, teacher, has_labels=has_labels)
+    return supervised(recipe, model)
 
 
 def check_trained(recipe: Recipe, source: Model, data: Data) -> None:
@@ -193,7 +203,7 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, pr
 def fit_teacher(
     recipe: Recipe,
     config: ViTConfig,
-    teacher: Teacher,
+    teacher: distill.Teacher,
     devices: tf.distribute.Strategy,
     *,
     out: str | os.PathLike[str] | None,
