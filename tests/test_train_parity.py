@@ -31,7 +31,7 @@ from keras_vit.train import strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.evaluation import replicate
-from keras_vit.train.loop import HeldOut
+from keras_vit.train.held_out import HeldOut
 from keras_vit.train.objective import supervised
 from keras_vit.train.prepare import adapt_model
 from keras_vit.train.step import TrainState, make_train_step

@@ -6,7 +6,7 @@ from .evaluation import evaluate as evaluate
 from .examination import Examination as Examination
 from .examination import examine as examine
 from .few_shots import few_shot as few_shot
-from .loop import Best as Best
+from .held_out import Best as Best
 from .loop import DivergedError as DivergedError
 from .planner import Plan as Plan
 from .planner import plan as plan

@@ -177,6 +177,11 @@ class Checkpoints:
         self.changed: dict[str, tuple[str, str]] = {}  # facts that differ: the checkpoint's and ours
         self._damaged: set[int] = set()
 
+    @property
+    def run_folder(self) -> str | None:
+        """Folder around this one, for the other files of the run; None on a worker that does not write."""
+        return self.folder.rpartition("/")[0] if self._writes else None
+
     def steps(self) -> list[int]:
         """Steps of all checkpoints, damaged ones included, in ascending order."""
         return _finished_steps(self.folder)

@@ -366,8 +366,8 @@ def _fit_memory(
 
 
 def _warn_long_average(recipe: Recipe, total: int) -> None:
-    """Warn of a moving average that is longer than the run, unless what it begins with is a model that can be used."""
-    share = recipe.ema_decay**total if recipe.ema_decay and recipe.head_start != "probe" else 0.0
+    """Warn of a moving average that is longer than the run."""
+    share = recipe.ema_decay**total if recipe.ema_decay else 0.0
     if share > 0.1:
         warn(
             f"keras_vit: with ema_decay={recipe.ema_decay} the average after {total:,} steps is {share:.0%} the "
