@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from keras_vit import ViTConfig
-from keras_vit.train._recipe import Recipe
-from keras_vit.train.recipe_files import recipe, recipes
+from keras_vit.train._recipe import Recipe, recipe, recipes
 from refusals import unrefused
 
 SMALL = {"name": "mine", "steps": 10, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.1}
@@ -83,11 +82,6 @@ def test_the_levels_of_augreg_are_files_that_differ_in_nothing_else():
         base = recipe(name.rpartition("-")[0] if name.endswith(("none", "1", "2")) else name)
         same = {"randaugment_layers": 0, "randaugment_magnitude": 0, "mixup": 0, "name": "", "source": "", "notes": ()}
         assert read.replace(**same) == base.replace(**same), name
-
-
-def test_a_run_of_a_version_with_variants_is_read():
-    stored = {**recipe("augreg").to_dict(), "variant": "medium2"}
-    assert Recipe.from_dict(stored) == recipe("augreg")
 
 
 def test_changes_replace_what_excludes_them_join_the_config_and_are_known_as_the_users():

@@ -1,4 +1,6 @@
 from ._recipe import Recipe as Recipe
+from ._recipe import recipe as recipe
+from ._recipe import recipes as recipes
 from ._run import Result as Result
 from ._run import run as run
 from .evaluation import Evaluation as Evaluation
@@ -10,8 +12,6 @@ from .held_out import Best as Best
 from .loop import DivergedError as DivergedError
 from .planner import Plan as Plan
 from .planner import plan as plan
-from .recipe_files import recipe as recipe
-from .recipe_files import recipes as recipes
 from .strategies import strategy as strategy
 from .trials import Trials as Trials
 from .trials import try_values as try_values

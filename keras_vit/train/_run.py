@@ -19,6 +19,7 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import head_start, prepare, strategies
 from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train.checkpoints import (
     FINAL_MODEL,
     Checkpoints,
@@ -36,13 +37,12 @@ from keras_vit.train.held_out import Best, HeldOut, Outcome, cannot_evaluate, sa
 from keras_vit.train.log_files import Log, MetricLogger, plot
 from keras_vit.train.loop import train
 from keras_vit.train.probe import Probe
-from keras_vit.train.recipe_files import recipe as load_recipe
 from keras_vit.train.step import TrainState
 from keras_vit.train.stop import Stop
 
 FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint
-# What may differ when a run is continued, because it does not influence the weights. The exception is accumulation: it
-# changes rounding and dropout masks, but so does another number of devices, which may need another accumulation.
+# Facts without influence on the weights, and accumulation: it changes rounding and dropout masks, as the number of
+# devices does, and on other devices another number of micro-batches may fit.
 MAY_DIFFER = (
     "data.arguments",
     FINGERPRINT,

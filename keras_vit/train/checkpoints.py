@@ -30,7 +30,7 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.split import Data, DataRequest
-from keras_vit.train.trained import enable_lora
+from keras_vit.train.optimizer import enable_lora
 from keras_vit.zoo.pretrained import load_any, resolve
 
 STEP = re.compile(r"step-(\d{8,})")

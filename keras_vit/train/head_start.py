@@ -14,11 +14,11 @@ import tensorflow as tf
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import prepare
 from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train.checkpoints import FINAL_MODEL, newest
 from keras_vit.train.data.split import Data
 from keras_vit.train.held_out import HeldOut
 from keras_vit.train.probe import Probe
-from keras_vit.train.recipe_files import recipe as load_recipe
 from keras_vit.train.step import TrainState
 from keras_vit.train.stop import Stop
 

@@ -23,14 +23,19 @@ from keras_vit.train.checkpoints import newest, plain_path
 from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Data, Order, are_comparable, check_kind, match_data
 from keras_vit.train.objective import Objective, supervised
+from keras_vit.train.optimizer import enable_lora, is_of_head, trained_variables
 from keras_vit.train.step import TrainState
-from keras_vit.train.trained import enable_lora, is_of_head, trained_variables
-from keras_vit.zoo.pretrained import ResolvedModel, load_any, resolve
+from keras_vit.zoo.pretrained import ResolvedModel, load_any, read_config, resolve
 
 # Recipes are written for large data sets and large images. These suit fewer and smaller ones.
 FEW_IMAGES, MOST_PASSES = 10_000, 100  # with fewer training images than this, so many passes over them
 USUAL_SIZE = 224  # pixels of pre-training: images are not enlarged far beyond their own size and this one
 SIZED_IMAGES = 16  # whose sizes are read
+# Fields that decide what is trained.
+OF_TRAINED = [
+    *("train_only", "freeze", "lora_rank", "lora_targets", "linear_probe", "head_start", "head", "reset_head"),
+    *("config", "layers", "objective"),
+]
 
 Model: TypeAlias = VisionTransformer | DenseModel
 Source: TypeAlias = ResolvedModel | ViTConfig | Model  # the beginning of a run
@@ -98,7 +103,23 @@ def choose_objective(recipe: Recipe, model: Model, teacher: Model | None, *, has
     return supervised(recipe, model)
 
 
-def check_trained(recipe: Recipe, source: Model, data: Data) -> None:
+def check_variants(
+    recipe: Recipe, variants: Sequence[Recipe], model: Source, data: Data, devices: tf.distribute.Strategy
+) -> None:
+    """Raise the ValueError with which a run by one of the variants of a recipe would end, without training."""
+    config: Any = read_config(model) if isinstance(model, ResolvedModel) else getattr(model, "config", model)
+    for variant in variants:
+        config.replace(**variant.config_changes(config))  # checks the values that the model gets
+        check_devices(variant, devices)
+    names = [name for name in OF_TRAINED if any(getattr(one, name) != getattr(recipe, name) for one in variants)]
+    differing = {repr([getattr(one, name) for name in names]): one for one in variants} if names else {}
+    model = load_model(recipe, model) if names else model
+    for variant in differing.values():
+        if variant.optimizer != "least_squares":  # a probe trains nothing
+            _check_trained(variant, load_model(variant, model), data)
+
+
+def _check_trained(recipe: Recipe, source: Model, data: Data) -> None:
     """Raise the ValueError of `build_state` for what is trained: nothing, or variables and layers that are missing."""
     source = check_task(recipe, source, data)
     starts_with_zeros = recipe.head_start == "zeros" and not recipe.has_teacher

@@ -16,8 +16,14 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.objective import Batch, Objective
-from keras_vit.train.optimizer import Optimizer, clip, update_variables
-from keras_vit.train.trained import enable_lora, is_of_head, trained_variables
+from keras_vit.train.optimizer import (
+    Optimizer,
+    clip,
+    enable_lora,
+    is_of_head,
+    trained_variables,
+    update_variables,
+)
 
 # Gradients in the order of the variables; float32 (n,), loss and metrics as shares of the whole batch's means.
 Gradients: TypeAlias = tuple[list[Any], Any]

@@ -10,25 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from keras_vit._util.checks import as_python
 from keras_vit._util.progress import print_line
 from keras_vit.errors import DivergedError
 from keras_vit.train import prepare, strategies
 from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train._run import Request, carry_out
 from keras_vit.train.checkpoints import plain_path
 from keras_vit.train.data.sources import DataRequest, open_data
 from keras_vit.train.head_start import OF_PROBE, PROBE
 from keras_vit.train.held_out import Best, cannot_evaluate, rank
-from keras_vit.train.recipe_files import recipe as load_recipe
-from keras_vit.zoo.pretrained import ResolvedModel, read_config
 
 MOST_ROWS = 10  # that are printed
-# Fields that decide what is trained: their values are checked on the model.
-OF_TRAINED = {"train_only", "freeze", "lora_rank", "lora_targets", "linear_probe", "head_start", "head", "reset_head"}
-OF_TRAINED |= {"config", "layers", "objective"}
 
 
 @dataclass(frozen=True)
@@ -57,10 +51,9 @@ class Trials:
     def __str__(self) -> str:
         """Table of the runs, and where the best model is."""
         found = sorted(self.finished.items(), key=lambda item: rank(item[1].metrics) if item[1] else (), reverse=True)
-        rows = {folder.rpartition("/")[2]: best.metrics if best else None for folder, best in found[:MOST_ROWS]}
+        rows = {folder.rpartition("/")[2]: _figures(best) for folder, best in found[:MOST_ROWS]}
         width = max(map(len, rows), default=0)
-        texts = [_figures(metrics) if metrics else "diverged" for metrics in rows.values()]
-        lines = [f"{name:{width}}  {text}" for name, text in zip(rows, texts, strict=True)]
+        lines = [f"{name:{width}}  {text}" for name, text in rows.items()]
         lines += [f"and {len(found) - MOST_ROWS} more"] * (len(found) > MOST_ROWS)
         lines += [f"best: {self.best.path}"] if self.best else []
         if len(found) < self.count:
@@ -77,8 +70,10 @@ class Trials:
         return {**dataclasses.asdict(self), "best": self.best.path if self.best else None}
 
 
-def _figures(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {metrics[name]:.4f}" for name in (next(iter(metrics)), "loss"))
+def _figures(best: Best | None) -> str:
+    if best is None:
+        return "diverged"
+    return ", ".join(f"{name} {best.metrics[name]:.4f}" for name in (next(iter(best.metrics)), "loss"))
 
 
 def try_values(
@@ -121,7 +116,10 @@ def try_values(
     }
     request = Request(chosen, model, DataRequest(data=data, **of_data), **options)
     devices = strategies.strategy(request.strategy) if isinstance(request.strategy, str) else request.strategy
-    _check(runs, values, request, devices)
+    opened, source = open_data(request.data), prepare.choose_model(chosen, model, request.weights)
+    if reason := next(filter(None, (cannot_evaluate(one, opened) for one in runs.values())), None):
+        raise ValueError(f"Runs are compared on held-out images. {reason}")
+    prepare.check_variants(chosen, [*runs.values()], source, opened, devices)
     show = print_line if request.progress and strategies.is_chief(devices) else lambda _: None
     show(f"runs: {len(runs)}, each in a folder of {out}")
     probe_folder = f"{plain_path(out)}/{PROBE}" if not OF_PROBE & values.keys() else None
@@ -142,25 +140,6 @@ def try_values(
             finished[folder] = None
         gc.collect()  # models have references in circles
     return Trials(finished, len(runs))
-
-
-def _check(
-    runs: Mapping[str, Recipe], values: Mapping[str, Any], request: Request, devices: tf.distribute.Strategy
-) -> None:
-    """Raise a ValueError for a value that a run would refuse later."""
-    data, source = open_data(request.data), prepare.choose_model(request.recipe, request.model, request.weights)
-    config: Any = read_config(source) if isinstance(source, ResolvedModel) else getattr(source, "config", source)
-    for one in runs.values():
-        if reason := cannot_evaluate(one, data):
-            raise ValueError(f"Runs are compared on held-out images. {reason}")
-        config.replace(**one.config_changes(config))  # checks the values that the model gets
-        prepare.check_devices(one, devices)
-    if names := sorted(OF_TRAINED & values.keys()):
-        model = prepare.load_model(request.recipe, source)
-        differing = {repr([getattr(one, name) for name in names]): one for one in runs.values()}
-        for one in differing.values():
-            if one.optimizer != "least_squares":  # a probe trains nothing
-                prepare.check_trained(one, model, data)
 
 
 def _grid(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Recipe]:
