@@ -286,12 +286,8 @@ class Steps:
     has_curves = True
 
     def __init__(self, state: TrainState, data: Data, teacher: Teacher | None) -> None:
-        self.recipe, self.model, self.strategy, self.variables = (
-            state.recipe,
-            state.model,
-            state.strategy,
-            state.variables,
-        )
+        self.recipe, self.model = state.recipe, state.model
+        self.strategy, self.variables = state.strategy, state.variables
         self._state, self._data, self._teacher = state, data, teacher
 
     def facts(self) -> dict[str, Any]:

@@ -335,7 +335,7 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
 def read_blocks(config: ViTConfig, number: int) -> ViTConfig:
     """Change a config so that the feature is of up to `number` last blocks: class tokens and means of the patches.
 
-    A config that reads as many is returned as it is, and one without a final norm, which each block's part needs.
+    No-op if the config already reads that many, or has no final norm, which each block's part needs.
     Without a class token the means alone are read, or those beside the attention pool.
     """
     number = min(number, max(1, config.num_layers))

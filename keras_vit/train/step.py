@@ -153,7 +153,7 @@ def _replica_step(
 
 @contextlib.contextmanager
 def _update_begins(state: TrainState, gradients: list[Any]) -> Iterator[None]:
-    """Say that the update begins, then end the step with an error if it was interrupted; in this order.
+    """Mark the update as begun, then abort the step if it was interrupted; in this order.
 
     So whoever interrupts it, and then reads that no update has begun, knows that none will.
     """
