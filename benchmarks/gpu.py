@@ -51,6 +51,7 @@ def train_state(options: argparse.Namespace, **changes: Any) -> Any:
 
     from keras_vit import VisionTransformer, ViTConfig
     from keras_vit.train import Recipe
+    from keras_vit.train.objective import supervised
     from keras_vit.train.prepare import adapt_model
     from keras_vit.train.step import TrainState
 
@@ -60,7 +61,8 @@ def train_state(options: argparse.Namespace, **changes: Any) -> Any:
     )
     keras.utils.set_random_seed(0)
     source = VisionTransformer(ViTConfig.from_name(options.model, image_size=options.size))
-    return TrainState(recipe, adapt_model(recipe, source, num_classes=CLASSES), total_steps=1000)
+    model = adapt_model(recipe, source, num_classes=CLASSES)
+    return TrainState(recipe, model, supervised(recipe, model), total_steps=1000)
 
 
 def batches(options: argparse.Namespace, context: Any = None) -> Any:

@@ -35,6 +35,7 @@ def measure(name: str, batch_size: int, changes: dict[str, Any]) -> None:
     from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.train._recipe import Recipe
+    from keras_vit.train.objective import supervised
     from keras_vit.train.prepare import adapt_model
     from keras_vit.train.step import TrainState, make_train_step
 
@@ -44,7 +45,8 @@ def measure(name: str, batch_size: int, changes: dict[str, Any]) -> None:
     )
     config = ViTConfig.from_name(name)
     source = VisionTransformer(config)
-    state = TrainState(recipe, adapt_model(recipe, source, num_classes=1000), total_steps=1)
+    model = adapt_model(recipe, source, num_classes=1000)
+    state = TrainState(recipe, model, supervised(recipe, model), total_steps=1)
     batch = {"image": tf.random.uniform((batch_size, 224, 224, 3)), "label": tf.eye(batch_size, 1000)}
     train_step = make_train_step(state, tf.distribute.get_strategy())
     train_step(iter(tf.data.Dataset.from_tensors(batch).repeat()), tf.constant(1), tf.constant(0.0)).numpy()

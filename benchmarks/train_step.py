@@ -68,6 +68,7 @@ def ours(name: str = MODEL, size: int = SIZE, classes: int = CLASSES, **changes:
 
     from keras_vit import zoo
     from keras_vit.train._recipe import Recipe
+    from keras_vit.train.objective import supervised
     from keras_vit.train.prepare import adapt_model
     from keras_vit.train.step import TrainState, make_train_step
 
@@ -75,7 +76,7 @@ def ours(name: str = MODEL, size: int = SIZE, classes: int = CLASSES, **changes:
     recipe = Recipe(name="benchmark", steps=1000, batch_size=BATCH, optimizer="adamw", **rates | changes)
     source = zoo.load(name, weights=None, image_size=size)
     model = adapt_model(recipe, source, num_classes=classes)
-    state = TrainState(recipe, model, total_steps=1000)
+    state = TrainState(recipe, model, supervised(recipe, model), total_steps=1000)
     train_step = make_train_step(state, tf.distribute.get_strategy())
     named = batches.map(lambda image, label: {"image": image, "label": label})
     iterator = iter(named)

@@ -112,7 +112,7 @@ FAULTS = [Fault(*row) for row in (
      "a teacher of another normalisation sees other images", "distill"),
     ("t9", "keras_vit/train/data/pipeline.py", '"label": augment.mixup(label, @@@@1 - @@weight)',
      "mixup: labels have the other image's share", "pipeline augment"),
-    ("t10", "keras_vit/train/loop.py", "math.isnan(loss) else @@-@@@@loss",
+    ("t10", "keras_vit/train/held_out.py", "math.isnan(loss) else @@-@@@@loss",
      "of equally accurate models the one of the highest loss is kept", "training_run map_training"),
     ("e1", "keras_vit/export/litert/images.py", "ops.constant(@@-@@@@255 * mean,",
      "sign of the mean in files that take pixels", "litert_images tflite"),

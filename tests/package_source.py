@@ -20,21 +20,20 @@ STUBS = {
 }
 
 
-def nodes(tree: ast.AST, *, at_import: bool = False, typing: bool = True) -> Iterator[ast.AST]:
-    """Yield the nodes of a module: only those that run when it is imported, or also those for type checkers."""
+def nodes(tree: ast.AST, *, at_import: bool = False) -> Iterator[ast.AST]:
+    """Yield the nodes of a module: all, those for type checkers too, or only those that run when it is imported."""
     for node in ast.iter_child_nodes(tree):
         deferred = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for_checkers = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        if not (at_import and deferred) and not (for_checkers and (at_import or not typing)):
+        if not (at_import and (deferred or for_checkers)):
             yield node
-            yield from nodes(node, at_import=at_import, typing=typing)
+            yield from nodes(node, at_import=at_import)
 
 
 def imports(module: str, **which: bool) -> Iterator[str]:
     """Yield the full dotted names that a module imports: `keras_vit.model.layers.block.Block`, `numpy`."""
     inside = ["keras_vit", *module.split(".")]
-    has_stub = module in STUBS and which.get("typing", True) and not which.get("at_import")
-    stub = nodes(STUBS[module]) if has_stub else ()
+    stub = nodes(STUBS[module]) if module in STUBS and not which.get("at_import") else ()
     for node in itertools.chain(nodes(TREES[module], **which), stub):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -54,7 +54,7 @@ def test_the_loss_of_classes_is_that_of_numpy() -> None:
     target = teacher(teacher.preprocess(pixels)).numpy()
     for fields in ({"temperature": 2.0}, {"hard_targets": True}, {"label_weight": 0.25}):
         recipe = train.recipe("distill", **SHORT, **fields)
-        objective = distill.logits_objective(recipe, student, teacher)
+        objective = distill.logits_losses(recipe, student, teacher)
         losses, metrics = objective(student, view_batch(student, pixels), SEED)
         t = recipe.temperature
         expected = t**2 * special.rel_entr(special.softmax(target / t, -1), special.softmax(own / t, -1)).sum(-1)
@@ -71,7 +71,7 @@ def test_the_loss_of_features_is_that_of_numpy() -> None:
     recipe = train.recipe("distill-features", **SHORT, patch_weight=0.5)
     whole = randomised(distill.FeatureDistillation(student, teacher))
     pixels = views()
-    losses, metrics = distill.features_objective(recipe, student, teacher)(whole, view_batch(student, pixels), SEED)
+    losses, metrics = distill.features_losses(recipe, student, teacher)(whole, view_batch(student, pixels), SEED)
 
     def features(model: VisionTransformer, images: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
         found = model.features(images, ["encoder_norm", "pre_logits"])
@@ -95,7 +95,7 @@ def test_a_teacher_of_another_kind_has_features_of_patches() -> None:
     for changes in ({"classifier": "gap", "final_norm": "pooled"}, {"classifier": "map"}, {"num_registers": 2}):
         student, teacher = models(num_classes=0, class_token=None, **changes)
         whole = distill.FeatureDistillation(student.with_config(student.config.replace(num_classes=0)), teacher)
-        objective = distill.features_objective(train.recipe("distill-features", **SHORT), student, teacher)
+        objective = distill.features_losses(train.recipe("distill-features", **SHORT), student, teacher)
         losses, _ = objective(whole, view_batch(student, views()), SEED)
         assert losses.shape == (3,) and np.isfinite(losses).all(), changes
 

@@ -22,6 +22,7 @@ import recipe_table
 from html_document import Document
 from keras_vit import cli, train
 from keras_vit.cli import options
+from keras_vit.train.objective import supervised
 from keras_vit.train.prepare import adapt_model
 from keras_vit.train.step import TrainState, make_train_step
 from marks import full_except
@@ -169,9 +170,8 @@ def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, monkeypatch:
     config = {"dropout_rate": 0.1}
     chosen = train.recipe(recipe, steps=10_000, config=config, **fields)  # the script's number of steps
     source = built(num_classes=lower_step.CLASSES, num_layers=1)
-    training = TrainState(
-        chosen, adapt_model(chosen, source, num_classes=lower_step.CLASSES), total_steps=chosen.resolved_steps(8)
-    )
+    model = adapt_model(chosen, source, num_classes=lower_step.CLASSES)
+    training = TrainState(chosen, model, supervised(chosen, model), total_steps=chosen.resolved_steps(8))
     train_step = make_train_step(training, tf.distribute.get_strategy())
     own = [*(v.value for v in training.model.trainable_variables), *training.optimizer.slots.values()]
     state = [tf.convert_to_tensor(v) for v in own]

@@ -15,8 +15,8 @@ import tensorflow as tf
 import image_kinds
 from keras_vit import train
 from keras_vit.train.data import sources
-from keras_vit.train.loop import Stop
 from keras_vit.train.probe import Probe
+from keras_vit.train.stop import Stop
 from tiny_models import built, tiny
 
 RECIPE: dict[str, Any] = {"steps": 4, "batch_size": 4, "image_size": 16, "xla": False, "warmup_fraction": 0.0}
@@ -105,8 +105,8 @@ def test_rows_and_labels_of_a_probe_stay_aligned(done: int | None, tmp_path: Pat
             whole.compute(None, Stop(), show=False)
             probe.variables["features"].assign(whole.variables["features"])
             probe.variables["done"].assign(done)
-        found = probe.run(None, None, Stop(), print_line=lambda line: None, show=False)
-        heads.append((found["metrics"], *probe.model.get_layer("head").get_weights()))
+        found = probe.run(None, Stop(), print_line=lambda line: None, show=False)
+        heads.append((found.metrics, *probe.model.get_layer("head").get_weights()))
     for one, other in zip(*heads, strict=True):
         np.testing.assert_equal(one, other)
 

@@ -177,7 +177,7 @@ def test_the_loss_is_the_mean_over_the_corrupted_patches_of_each_image() -> None
         return model(images, corruption=corruption, training=training)
 
     spy.encoder = model.encoder  # type: ignore[attr-defined]
-    losses, figures = masked_patch.objective()(spy, {"image": images}, SEED)
+    losses, figures = masked_patch.objective(model.encoder).losses(spy, {"image": images}, SEED)
     logits = np.asarray(model(images, corruption=seen[0]), np.float64)
     classes = np.asarray(masked_patch.colour_classes(images, model.encoder.config))
     logarithms = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -192,7 +192,8 @@ def test_the_loss_is_the_mean_over_the_corrupted_patches_of_each_image() -> None
 @pytest.mark.full
 def test_it_learns_the_colours_of_digits_and_the_encoder_goes_on_to_classes() -> None:
     config = tiny(image_size=16, patch_size=4, num_classes=0, num_layers=1)
-    model = MaskedPatchModel(VisionTransformer(config))
+    objective = masked_patch.objective(VisionTransformer(config))
+    model = objective.network
     before = {variable.path: variable.numpy() for variable in model.trainable_variables}
     images = tf.constant(model.encoder.preprocess(digits.load().train_images[:64]))
     optimizer = keras.optimizers.Adam(3e-3)
@@ -201,7 +202,7 @@ def test_it_learns_the_colours_of_digits_and_the_encoder_goes_on_to_classes() ->
     @tf.function
     def learn(seed: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(masked_patch.objective()(model, {"image": images}, seed)[0])
+            loss = tf.reduce_mean(objective.losses(model, {"image": images}, seed)[0])
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss

@@ -182,9 +182,6 @@ def test_variables_of_keras_and_a_compiled_function_give_the_same(name):
 # ---- the step around the rule
 
 
-ZEROS = [tf.zeros(3)], tf.zeros(2)
-
-
 def sums(batch, seed):
     """Return gradients that show their images and seeds."""
     return [tf.reduce_sum(batch["image"], axis=0)], tf.cast(seed, tf.float32)
@@ -193,8 +190,9 @@ def sums(batch, seed):
 def test_micro_batches_add_up_to_the_batch_and_draw_their_own_numbers():
     images = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     seed = tf.constant([5, 7])
+    zeros = [tf.zeros(3)], tf.zeros(2)
     for count in (1, 2, 4):
-        (gradient,), seeds = accumulate(sums, {"image": tf.constant(images)}, seed, count=count, zeros=ZEROS)
+        (gradient,), seeds = accumulate(sums, {"image": tf.constant(images)}, seed, count=count, zeros=zeros)
         np.testing.assert_allclose(gradient, images.sum(axis=0), rtol=1e-5)
         folded = [tf.random.experimental.stateless_fold_in(seed, k) for k in range(count)] if count > 1 else [seed]
         np.testing.assert_allclose(seeds, np.sum([np.float32(each) for each in folded], axis=0))

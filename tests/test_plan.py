@@ -16,7 +16,7 @@ from keras_vit.model.cost import count
 from keras_vit.model.layers import runtime
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import planner
-from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe import Recipe, recipe
 from keras_vit.train.planner import (
     PARTS,
     check_memory,
@@ -26,7 +26,6 @@ from keras_vit.train.planner import (
     plan,
     plan_step,
 )
-from keras_vit.train.recipe_files import recipe
 from marks import full_except
 from refusals import unrefused
 from test_parameter_counts import GSAM, OFFICIAL

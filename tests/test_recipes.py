@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from keras_vit import ViTConfig
-from keras_vit.train._recipe import Recipe
-from keras_vit.train.recipe_files import recipe, recipes
+from keras_vit.train._recipe import Recipe, recipe, recipes
 from refusals import unrefused
 
 SMALL = {"name": "mine", "steps": 10, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.1}

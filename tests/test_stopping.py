@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from keras_vit import train
 from keras_vit.train import step
-from keras_vit.train.loop import Stop
+from keras_vit.train.stop import Stop
 from model_weights import assert_same_bits, values
 from tiny_models import tiny
 

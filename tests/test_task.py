@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_vit import train
 from keras_vit.dense.map_tasks import Segmentation
 from keras_vit.model import task
 from keras_vit.model.task import Classification
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import match_data
-from keras_vit.train.step import supervised
+from keras_vit.train.objective import supervised
 from tiny_models import VARIANTS, built, prepared, tiny
 
 NUM_CLASSES = 4
@@ -76,8 +78,10 @@ def test_a_task_may_wrap_another() -> None:
     batch["image"] = prepared(model.config)
     batch["label"] = model.task.targets(tf.constant([1] * len(batch["image"])))
     seed = tf.constant([1, 2])
-    own, metrics = supervised(model.task, "softmax")(model, batch, seed)
-    wrapped, same_metrics = supervised(Distilled(model.task, 2.0), "softmax")(model, batch, seed)
+    wrapping: Any = SimpleNamespace(task=Distilled(model.task, 2.0), config=model.config)
+    recipe = train.recipe("digits")
+    own, metrics = supervised(recipe, model).losses(model, batch, seed)
+    wrapped, same_metrics = supervised(recipe, wrapping).losses(model, batch, seed)
     np.testing.assert_allclose(wrapped, own + 2.0, rtol=1e-6)
     np.testing.assert_array_equal(metrics["accuracy"], same_metrics["accuracy"])
     assert Distilled(model.task, 2.0).outputs == model.task.outputs

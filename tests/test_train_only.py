@@ -12,6 +12,7 @@ from keras_vit import dense, digits, train, zoo
 from keras_vit.train import prepare
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import read_run
+from keras_vit.train.objective import supervised
 from keras_vit.train.step import TrainState
 from marks import full_except
 from model_weights import assert_same_bits, values
@@ -46,7 +47,7 @@ def changed(before: Any, after: Any) -> set[str]:
 def state_of(model: Any = None, **changes: Any) -> TrainState:
     recipe = train.recipe("digits", **FIELDS | changes)
     adapted = prepare.adapt_model(recipe, model or built(image_size=16, num_classes=10), num_classes=10)
-    return TrainState(recipe, adapted, total_steps=2)
+    return TrainState(recipe, adapted, supervised(recipe, adapted), total_steps=2)
 
 
 @pytest.mark.parametrize("numbers", full_except(["4"], ["4", "0123"]))

@@ -31,7 +31,8 @@ from keras_vit.train import strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.evaluation import replicate
-from keras_vit.train.loop import HeldOut
+from keras_vit.train.held_out import HeldOut
+from keras_vit.train.objective import supervised
 from keras_vit.train.prepare import adapt_model
 from keras_vit.train.step import TrainState, make_train_step
 from tiny_models import tiny
@@ -56,7 +57,8 @@ def trained(fields: dict[str, Any], strategy: tf.distribute.Strategy) -> dict[st
     """Return everything that a checkpoint would have after the last step."""
     recipe = Recipe(name="parity", steps=STEPS, batch_size=IMAGES, warmup_steps=4, start="scratch", **fields)
     with strategy.scope():
-        state = TrainState(recipe, adapt_model(recipe, _model(), num_classes=5), total_steps=STEPS)
+        model = adapt_model(recipe, _model(), num_classes=5)
+        state = TrainState(recipe, model, supervised(recipe, model), total_steps=STEPS)
     train_step = make_train_step(state, strategy)
     batches = iter(strategy.distribute_datasets_from_function(_batches))
     for _ in range(STEPS // recipe.steps_per_call):
@@ -88,7 +90,8 @@ def measured(strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
     found["few-shot"] = np.array([round(share * PRIME) for share in shots.values()])
     recipe = Recipe(name="parity", steps=1, batch_size=4, start="scratch", **SGD)
     with strategy.scope():
-        state = TrainState(recipe, adapt_model(recipe, _model(), num_classes=10), total_steps=1)
+        small = adapt_model(recipe, _model(), num_classes=10)
+        state = TrainState(recipe, small, supervised(recipe, small), total_steps=1)
     held_out = HeldOut(state, open_data(wrong, training=False), folder=None, is_new=True, print_line=lambda _: None)
     found["while training"] = np.array([held_out.evaluate(1)[name] for name in ("accuracy", "top5")]) * PRIME
     return found

@@ -20,7 +20,7 @@ from command_line import fails
 from command_line import run as run_command
 from keras_vit import VisionTransformer, train, zoo
 from keras_vit.errors import CheckpointError
-from keras_vit.train import loop, prepare
+from keras_vit.train import held_out, prepare
 from keras_vit.train.strategies import strategy
 from model_weights import values
 from refusals import unrefused
@@ -328,10 +328,9 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_evaluations_are_about_ten_in_a_run_and_cost_a_tenth_of_it() -> None:
     def every(images: int, total: int, **changes: Any) -> int | None:
-        state: Any = types.SimpleNamespace(total_steps=total, recipe=train.recipe("finetune", **changes))
         evaluation = types.SimpleNamespace(count=images) if images else None
         data: Any = types.SimpleNamespace(evaluation=evaluation, is_labelled=True)
-        return loop.interval(state, data)
+        return held_out.evaluation_interval(train.recipe("finetune", **changes), data, total)
 
     assert every(1_000, 20_000) == 2_000
     assert every(1_000, 200) == 20

@@ -29,7 +29,7 @@ import tensorflow as tf
 from keras_vit import train, zoo
 from keras_vit.train import optimizer as update_rules
 from keras_vit.train import prepare, step
-from keras_vit.train.step import supervised
+from keras_vit.train.objective import supervised
 
 CLASSES = 1000
 # An operation's name is between its type and its arguments: %x = bf16[64,768]{1,0} add(...)
@@ -88,7 +88,7 @@ def training_step(recipe: train.Recipe, model: Any) -> tuple[Callable[..., Any],
         num_layers=model.config.num_layers,
     )
     slots = list(rule.slots)
-    objective = supervised(model.task, recipe.objective, label_smoothing=recipe.label_smoothing)
+    objective = supervised(recipe, model)
 
     def new_state(now: tf.Tensor, images: tf.Tensor, labels: tf.Tensor, *state: tf.Tensor) -> Any:
         values, kept = state[: len(weights)], state[len(weights) :]
@@ -96,7 +96,7 @@ def training_step(recipe: train.Recipe, model: Any) -> tuple[Callable[..., Any],
         def gradients(batch: dict[str, Any], seed: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
             with tf.GradientTape() as tape, keras.StatelessScope(list(zip(weights, values, strict=True))):
                 tape.watch(values)
-                losses, _ = objective(model, batch, seed)
+                losses, _ = objective.losses(model, batch, seed)
                 loss = tf.reduce_sum(losses) / recipe.batch_size
             return tape.gradient(loss, values), loss
 

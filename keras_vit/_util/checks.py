@@ -173,7 +173,7 @@ class Checked:
         self._convert()
         wrong = [problem for name, rule in rules.items() for problem in rule.problems(getattr(self, name), name)]
         if wrong := wrong or list(self._conflicts()):
-            raise ValueError(f"{cls.__name__}: " + "; ".join(wrong))
+            raise ValueError(f"{self._title()}: " + "; ".join(wrong))
         for name, rule in rules.items():
             value = getattr(self, name)
             if rule.is_float and value is not None:
@@ -183,6 +183,10 @@ class Checked:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen
+
+    def _title(self) -> str:
+        """Name the object in the error."""
+        return type(self).__name__
 
     def _convert(self) -> None:
         """Convert other spellings of values, before they are checked."""

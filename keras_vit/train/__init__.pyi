@@ -1,4 +1,6 @@
 from ._recipe import Recipe as Recipe
+from ._recipe import recipe as recipe
+from ._recipe import recipes as recipes
 from ._run import Result as Result
 from ._run import run as run
 from .evaluation import Evaluation as Evaluation
@@ -6,12 +8,10 @@ from .evaluation import evaluate as evaluate
 from .examination import Examination as Examination
 from .examination import examine as examine
 from .few_shots import few_shot as few_shot
-from .loop import Best as Best
+from .held_out import Best as Best
 from .loop import DivergedError as DivergedError
 from .planner import Plan as Plan
 from .planner import plan as plan
-from .recipe_files import recipe as recipe
-from .recipe_files import recipes as recipes
 from .strategies import strategy as strategy
 from .trials import Trials as Trials
 from .trials import try_values as try_values

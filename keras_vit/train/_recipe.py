@@ -1,4 +1,4 @@
-"""Training recipes: one frozen dataclass, checked when created.
+"""Training recipes: one frozen dataclass, checked when created, and its files: zoo/recipes/*.toml, or a user's own.
 
 Needs neither Keras nor TensorFlow.
 """
@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from keras_vit._util import files
 from keras_vit._util.checks import (
+    Checked,
     Count,
     NonNegative,
     Positive,
     PositiveShare,
     Share,
     WholeNumber,
-    as_python,
+    as_path,
     field_rules,
     given,
     option,
     pair,
+    table_problems,
 )
 from keras_vit._util.text import suggestion, warn
 from keras_vit.model.config import ViTConfig, check_fields
@@ -44,7 +49,7 @@ _NOT_IN_CONFIG = {
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Recipe:
+class Recipe(Checked):
     """All settings of a training run except the model and the data. Frozen; `replace` makes a changed copy.
 
     NumPy's numbers are converted to Python's, lists to tuples.
@@ -209,20 +214,15 @@ class Recipe:
     eval_steps: Count | Literal["auto"] | None = "auto"
     log_steps: Count = 10
 
-    # No setting: the fields that were changed after the recipe was read; None for a recipe that was not read.
-    changed: frozenset[str] | None = field(default=None, repr=False, compare=False)
+    # No setting: the set of fields that were changed after the recipe was read; None for a recipe that was not read.
+    changed: Any = field(default=None, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        for name in FIELD_RULES:
-            object.__setattr__(self, name, as_python(getattr(self, name)))
+    def _title(self) -> str:
+        return f"Recipe {self.name!r}"
+
+    def _convert(self) -> None:
         if isinstance(self.config, Mapping):
-            object.__setattr__(self, "config", read_none(self.config, _OPTIONAL_IN_CONFIG))
-        wrong = [problem for name, rule in FIELD_RULES.items() for problem in rule.problems(getattr(self, name), name)]
-        if wrong := wrong or list(self._contradictions()):
-            raise ValueError(f"Recipe {self.name!r}: " + "; ".join(wrong))
-        for name, rule in FIELD_RULES.items():
-            if rule.is_float and getattr(self, name) is not None:
-                object.__setattr__(self, name, float(getattr(self, name)))
+            self._set("config", read_none(self.config, _OPTIONAL_IN_CONFIG))
 
     def __repr__(self) -> str:
         """Fields that differ from their defaults, without where they are from."""
@@ -230,8 +230,7 @@ class Recipe:
         shown = (f"{name}={value!r}" for name, (value, default) in own.items() if value not in (default, {}))
         return f"Recipe({', '.join(text for text in shown if not text.startswith(('source=', 'notes=')))})"
 
-    def _contradictions(self) -> Iterator[str]:
-        """Yield a sentence for each contradiction between fields."""
+    def _conflicts(self) -> Iterator[str]:
         if (self.steps is None) == (self.epochs is None):
             yield f"give either steps or epochs. Received: steps={self.steps}, epochs={self.epochs}"
         warmup, fraction = self.warmup_steps, self.warmup_fraction
@@ -440,3 +439,80 @@ def _scaled_warmup(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
         return {"warmup_steps": round(warmup * new_epochs / epochs)}
     # Without the data the steps of the earlier epochs are not known.
     return {"warmup_steps": min(warmup, int(new_steps) // 5)} if epochs and new_steps else {}
+
+
+# ---- files
+
+# Keys of a file; `Recipe` checks the values. The recipe's name is the file's.
+_KEYS = dict.fromkeys(FIELD_RULES.keys() - {"name"}, NotRequired[Any])
+_File = TypedDict("_File", {**_KEYS, "source": NotRequired[str], "extends": NotRequired[str]})  # type: ignore[misc]
+
+
+def recipe(name_or_path: str | os.PathLike[str], **changes: Any) -> Recipe:
+    """Load a training recipe from the zoo or from a file.
+
+    Args:
+        name_or_path: one of `recipes()`, or the path of a .toml file in the format that zoo/README.md describes.
+        **changes: fields to change, as for `Recipe.replace`.
+
+    Raises:
+        ValueError: No recipe has this name (the message names the nearest), or the file or a change is not valid.
+        FileNotFoundError: There is no such file.
+
+    Example:
+        >>> keras_vit.train.recipe("finetune", image_size=224, steps=10_000).learning_rate
+        0.03
+    """
+    path = _find_file(name_or_path)
+    fields = _read_fields(path)
+    if missing := sorted({"source", *REQUIRED} - fields.keys()):
+        raise ValueError(f"{path} is not a valid recipe: it lacks the keys {missing}")
+    try:
+        loaded = Recipe(**fields, changed=frozenset())
+    except ValueError as error:
+        raise ValueError(f"{path} is not a valid recipe: {error}") from None
+    return loaded.replace(**changes) if changes else loaded
+
+
+def recipes() -> list[str]:
+    """List the names of the recipes that come with the package.
+
+    Example:
+        >>> "finetune" in keras_vit.train.recipes()
+        True
+    """
+    return sorted(_recipe_files())
+
+
+def _recipe_files() -> dict[str, Path]:
+    return {path.stem: path for path in (files.data_folder("zoo") / "recipes").glob("*.toml")}
+
+
+def _find_file(name_or_path: str | os.PathLike[str]) -> Path:
+    name, known = as_path(name_or_path, "recipe"), _recipe_files()
+    path = known.get(name, Path(name))
+    if path.suffix != ".toml":
+        near = suggestion(name, known)
+        raise ValueError(f"There is no recipe {name!r:.200}, and it is not a .toml file; {near}.")
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {list(known)}")
+    return path
+
+
+def _read_fields(path: Path) -> dict[str, Any]:
+    """Read the fields of a file, with those of the recipe that it extends."""
+    table = files.read_toml(path)
+    if wrong := list(table_problems(table, _File, path.name)):
+        raise ValueError(f"{path} is not a valid recipe: " + "; ".join(wrong))
+    extended = table.pop("extends", None)
+    fields = {"name": path.stem, **read_none(table)}
+    if extended is None:
+        return fields
+    known = set(recipes()) - {path.stem}
+    if extended not in known:
+        raise ValueError(
+            f"{path.name}.extends names no recipe of the zoo: {extended!r}; {suggestion(extended, known)}."
+        )
+    base = _read_fields(_find_file(extended))
+    base |= {"source": f"changes to {extended}: {base['source']}", "notes": ()}
+    return merge_fields(base, fields)

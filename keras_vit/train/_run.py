@@ -1,12 +1,10 @@
-"""Run a whole training: build the parts, restore them, train, evaluate, write the model."""
+"""Run a whole training, in the order of events: request, recipe, model, data, state, restore, loop, write."""
 
 import contextlib
 import dataclasses
-import functools
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,29 +17,32 @@ from keras_vit._util.text import warn
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train import prepare, strategies
+from keras_vit.train import head_start, prepare, strategies
 from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train.checkpoints import (
+    FINAL_MODEL,
     Checkpoints,
+    EarlierRun,
     check_run_folder,
     exclusive,
     make_folder,
-    newest,
     plain_path,
     read_run,
 )
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.distill import Teacher, load_teacher
+from keras_vit.train.held_out import Best, HeldOut, Outcome, cannot_evaluate, save_model
 from keras_vit.train.log_files import Log, MetricLogger, plot
-from keras_vit.train.loop import Best, HeldOut, Stop, cannot_evaluate, save_model, train
+from keras_vit.train.loop import train
 from keras_vit.train.probe import Probe
-from keras_vit.train.recipe_files import recipe as load_recipe
 from keras_vit.train.step import TrainState
+from keras_vit.train.stop import Stop
 
 FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint
-# What may differ when a run is continued, because it does not influence the weights. The exception is accumulation: it
-# changes rounding and dropout masks, but so does another number of devices, which may need another accumulation.
+# Facts without influence on the weights, and accumulation: it changes rounding and dropout masks, as the number of
+# devices does, and on other devices another number of micro-batches may fit.
 MAY_DIFFER = (
     "data.arguments",
     FINGERPRINT,
@@ -54,9 +55,6 @@ MAY_DIFFER = (
     "recipe.eval_steps",
     "recipe.steps_per_call",
 )
-PROBE = "probe"  # folder of the run that finds the first head, in that of the training
-OF_PROBE = {"image_size", "config", "layers", "precision", "seed"}  # fields of a recipe on which that head depends
-_SHARED_PROBE: ContextVar[str | None] = ContextVar("folder of the probe that several runs begin with", default=None)
 MOST_METRICS = 5  # that are printed of a result; `metrics` has all
 CHANGED = "the images or labels, or the times of their files, are not those of the run before"
 FINISHED = (
@@ -183,168 +181,142 @@ def run(
         >>> result.steps, result.stopped
         (1, False)
     """
-    strategies.check_backend()
-    devices = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
-    print_line = print_to_stderr if progress and strategies.is_chief(devices) else lambda _: None
-    request = DataRequest(
+    asked = DataRequest(
         data=data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
     )
+    return carry_out(Request(recipe, model, asked, out, weights, teacher, continue_from, changes, strategy, progress))
 
-    if out is not None and strategies.is_chief(devices):
-        check_run_folder(plain_path(out))
 
-    # The recipe; the model and the data that it is for, or those of an earlier run.
-    earlier = None
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `run`. Several runs of one model and data may begin with the head of one `probe_folder`."""
+
+    recipe: Any
+    model: Any
+    data: DataRequest
+    out: str | os.PathLike[str] | None = None
+    weights: str | os.PathLike[str] | None = None
+    teacher: Any = None
+    continue_from: str | os.PathLike[str] | None = None
+    changes: Mapping[str, Any] | None = None
+    strategy: str | tf.distribute.Strategy = "auto"
+    progress: bool = True
+    probe_folder: str | None = None
+
+
+def carry_out(request: Request) -> Result:
+    """Do what `run` is asked for. No file is written before all parts of the run are valid."""
+    strategies.check_backend()
+    devices = strategies.strategy(request.strategy) if isinstance(request.strategy, str) else request.strategy
+    print_line = print_to_stderr if request.progress and strategies.is_chief(devices) else lambda _: None
+    if request.out is not None and strategies.is_chief(devices):
+        check_run_folder(plain_path(request.out))
+
+    # Recipe, model and data
+    request, earlier = _complete(request)
+    recipe: Recipe = request.recipe
+    source = prepare.choose_model(recipe, request.model, request.weights)
+    teacher = load_teacher(recipe, request.teacher)
+    needs_labels = not recipe.has_teacher or recipe.label_weight > 0
+    data = open_data(dataclasses.replace(request.data, needs_labels=needs_labels))
+    if teacher and recipe.trains_head:
+        data = teacher.match(data)
+    if earlier is not None:
+        earlier.check_classes(data)
+
+    # The head of a probe, in a run of its own
+    if recipe.head_start == "probe" and earlier is None:
+        out = None if request.out is None else plain_path(request.out)
+        folder = request.probe_folder or (None if out is None else f"{out}/{head_start.PROBE}")
+        found = head_start.finished_probe(recipe, out, folder)
+        if found is None:
+            own = head_start.probe_recipe(recipe, devices)
+            first = _train(Probe(own, source, data, devices, print_line), data, request, folder, print_line)
+            if first.stopped:
+                return first
+            found = first.model
+        source, recipe = found, recipe.replace(reset_head=False)
+
+    # State
+    state: Probe | Steps
+    if recipe.optimizer == "least_squares":
+        state = Probe(recipe, source, data, devices, print_line)
+    else:
+        built, data = prepare.build_state(
+            recipe, source, data, devices, teacher=teacher, out=request.out, print_line=print_line
+        )
+        state = Steps(built, data, teacher)
+    result = _train(state, data, request, request.out, print_line)
+    data.training_split().warn_skipped()
+    return result
+
+
+def _complete(request: Request) -> tuple[Request, EarlierRun | None]:
+    """Read the recipe, and take what is not given from the earlier run that is continued, if there is one."""
+    recipe, model, data, teacher, earlier = request.recipe, request.model, request.data, request.teacher, None
     if isinstance(recipe, str | os.PathLike):
         recipe = load_recipe(recipe)
     if not isinstance(recipe, Recipe | None):
         raise ValueError(f"recipe must be a Recipe: write train.recipe(name). Received: {recipe!r:.200}")
-    if continue_from is not None:
-        if model is not None or weights is not None:
+    if request.continue_from is not None:
+        if model is not None or request.weights is not None:
             raise ValueError(
-                f"Give model or continue_from, not both. Received: {model or weights!r:.200}, {continue_from}"
+                f"Give model or continue_from, not both. Received: {model or request.weights!r:.200}, "
+                f"{request.continue_from}"
             )
-        earlier = read_run(continue_from, out)
+        earlier = read_run(request.continue_from, request.out)
         recipe = recipe.replace(reset_head=False) if recipe else earlier.recipe
-        model, request = earlier.model, earlier.complete(request)
+        model, data = earlier.model, earlier.complete(data)
         teacher = earlier.teacher if teacher is None else teacher
     if recipe is None or model is None:
         missing = " and no ".join(name for name, value in {"recipe": recipe, "model": model}.items() if value is None)
         raise ValueError(f"Give a recipe and a model, or continue_from. Received: no {missing}")
-    recipe = recipe.replace(**changes) if changes else recipe
-    if request.data is None:
+    if data.data is None:
         raise ValueError(
             "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "
             "Received: None"
         )
+    recipe = recipe.replace(**request.changes) if request.changes else recipe
+    return dataclasses.replace(request, recipe=recipe, model=model, data=data, teacher=teacher), earlier
 
-    # The parts of the run. No file is written before all of them are valid.
-    source = prepare.choose_model(recipe, model, weights)
-    loaded_teacher = load_teacher(recipe, teacher) if recipe.has_teacher or teacher is not None else None
-    needs_labels = not recipe.has_teacher or recipe.label_weight > 0
-    dataset = open_data(dataclasses.replace(request, needs_labels=needs_labels))
-    if loaded_teacher and recipe.trains_head:
-        dataset = loaded_teacher.match(dataset)
-    if earlier is not None:
-        earlier.check_classes(dataset)
-    state: TrainState | Probe
-    finish = functools.partial(_train_to_the_end, request=request, print_line=print_line, progress=progress)
-    if recipe.head_start == "probe" and earlier is None:
-        first = _begin(recipe, source, dataset, devices, out=out, print_line=print_line, finish=finish)
-        if isinstance(first, Result):  # stopped
-            return first
-        source, recipe = first, recipe.replace(reset_head=False)
-    if recipe.optimizer == "least_squares":  # no steps
-        state = Probe(recipe, source, dataset, devices, print_line)
-    else:
-        state, dataset = prepare.build_state(
-            recipe, source, dataset, devices, teacher=loaded_teacher, out=out, print_line=print_line
+
+class Steps:
+    """Training in steps. `Probe`, which has none, has the same attributes and methods."""
+
+    has_curves = True
+
+    def __init__(self, state: TrainState, data: Data, teacher: Teacher | None) -> None:
+        self.recipe, self.model = state.recipe, state.model
+        self.strategy, self.variables = state.strategy, state.variables
+        self._state, self._data, self._teacher = state, data, teacher
+
+    def facts(self) -> dict[str, Any]:
+        """Facts of a checkpoint: the head for maps and the teacher, if there are any."""
+        head = {"head": self.model.head.to_dict()} if isinstance(self.model, DenseModel) else {}
+        return head | ({"teacher": self._teacher.facts()} if self._teacher else {})
+
+    def accept_other_data(self, _: Checkpoints) -> str:
+        """Say what is done if the images or labels have changed: nothing."""
+        return "training goes on with the data as they are now"
+
+    def run(
+        self, checkpoints: Checkpoints | None, stop: Stop, *, print_line: Callable[[str], None], show: bool
+    ) -> Outcome:
+        """Train until the last step or a signal, and evaluate."""
+        state, data, recipe, total = self._state, self._data, self.recipe, self._state.total_steps
+        done, starts_with_probe = int(state.step.numpy()), recipe.head_start == "probe"
+        folder = checkpoints.run_folder if checkpoints else None
+        log = Log(folder, last_step=done or None) if folder is not None else None
+        held_out = HeldOut(
+            state, data, folder=folder, is_new=not done, keeps_weights=starts_with_probe, print_line=print_line
         )
-    result = finish(state, dataset, teacher=loaded_teacher, out=out)
-    dataset.training_split().warn_skipped()
-    return result
-
-
-@contextlib.contextmanager
-def sharing_probe(folder: str | None) -> Iterator[None]:
-    """Let the runs inside, of one model and data, begin with the head of one probe, whose folder this is."""
-    token = _SHARED_PROBE.set(folder)
-    try:
-        yield
-    finally:
-        _SHARED_PROBE.reset(token)
-
-
-def _begin(
-    recipe: Recipe,
-    source: prepare.Source,
-    data: Data,
-    devices: tf.distribute.Strategy,
-    *,
-    out: str | os.PathLike[str] | None,
-    print_line: Callable[[str], None],
-    finish: Callable[..., Result],
-) -> prepare.Source | Result:
-    """Find the head that a training begins with, in a run of its own; return the model, or the run if it is stopped.
-
-    A training that has begun has its weights in its own checkpoints.
-    """
-    whole = None if out is None else plain_path(out)
-    folder = _SHARED_PROBE.get() or (None if whole is None else f"{whole}/{PROBE}")
-    if folder is not None and newest(f"{whole}/checkpoints") and tf.io.gfile.exists(f"{folder}/model.keras"):
-        return prepare.load_model(recipe, prepare.choose_model(recipe, folder))
-    probe = Probe(_probe_recipe(recipe, devices), source, data, devices, print_line)
-    result = finish(probe, data, teacher=None, out=folder)
-    return result if result.stopped else result.model
-
-
-def _probe_recipe(recipe: Recipe, devices: tf.distribute.Strategy) -> Recipe:
-    """Make the recipe of the probe whose head a training has."""
-    probe = dataclasses.replace(load_recipe("linear-probe"), **{name: getattr(recipe, name) for name in OF_PROBE})
-    replicas = devices.num_replicas_in_sync
-    batch = replicas * max(1, probe.batch_size // replicas)
-    return dataclasses.replace(probe, batch_size=batch, changed=(recipe.changed or frozenset()) & OF_PROBE)
-
-
-def _solve_again(
-    state: TrainState, data: Data, held_out: HeldOut, stop: Stop, *, show: bool
-) -> dict[str, float] | None:
-    """Move a solved head half of the way to one for the trained features; evaluate it, or return None if stopped.
-
-    The last checkpoint has the head before it: a run that continues does this again.
-    """
-    recipe = dataclasses.replace(_probe_recipe(state.recipe, state.strategy), layers=1, config={})  # as the model is
-    images = dataclasses.replace(data, evaluation=None)
-    probe = Probe(recipe, held_out.copy_model(), images, state.strategy, lambda _: None)
-    if probe.run(None, None, stop, print_line=lambda _: None, show=show)["stopped"]:
-        return None
-    head = state.model.get_layer("head")
-    with state.strategy.scope():
-        pairs = zip(head.get_weights(), probe.model.get_layer("head").get_weights(), strict=True)
-        head.set_weights([(first + second) / 2 for first, second in pairs])
-    return held_out.evaluate(state.total_steps)
-
-
-def _train_to_the_end(
-    state: TrainState | Probe,
-    dataset: Data,
-    *,
-    request: DataRequest,
-    teacher: Teacher | None,
-    out: str | os.PathLike[str] | None,
-    print_line: Callable[[str], None],
-    progress: bool,
-) -> Result:
-    """Restore the newest checkpoint, continue to the end, and write the files of the run."""
-    if out is not None and strategies.is_chief(state.strategy):
-        check_run_folder(plain_path(out))
-    folder = None if out is None else make_folder(out)
-    own_folder = folder if strategies.is_chief(state.strategy) else None
-    is_probe = isinstance(state, Probe)
-    with contextlib.ExitStack() as stack:
-        if own_folder is not None:
-            stack.enter_context(exclusive(own_folder))
-        stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher)
-        restored = _restore(checkpoints, state) if checkpoints else None
-        if reason := cannot_evaluate(state.recipe, dataset):
-            print_line(f"Nothing to evaluate on: {reason}")
-        log = Log(own_folder, last_step=None if is_probe else restored) if own_folder is not None else None
-        if isinstance(state, Probe):
-            if restored:
-                print_line(f"{folder} continues after {restored:,} of {state.total:,} images.")
-            trained = state.run(checkpoints, log, stop, print_line=print_line, show=progress)
-        else:
-            held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, print_line=print_line)
-            done, total = restored or 0, state.total_steps
-            show = progress and strategies.is_chief(state.strategy) and done < total
-            bar = stack.enter_context(contextlib.ExitStack())
-            advance = bar.enter_context(counter("Training", total=total, done=done, show=show))
+        show_bar = show and strategies.is_chief(state.strategy) and done < total
+        with counter("Training", total=total, done=done, show=show_bar) as advance:
             logger = MetricLogger(
                 log,
                 advance,
-                metrics=state.metrics,
-                batch_size=state.recipe.batch_size,
+                metrics=state.objective.metrics,
+                batch_size=recipe.batch_size,
                 steps=total - done,
                 print_line=print_line,
             )
@@ -352,58 +324,60 @@ def _train_to_the_end(
                 print_line(FINISHED.format(folder=folder, total=total))
                 metrics: dict[str, float] | None = held_out.evaluate(total, keep=False)
             else:
-                changed = state.recipe.changed or frozenset()
                 if done:
                     print_line(f"{folder} continues after step {done:,} of {total:,}.")
-                elif state.recipe.head_start == "probe":
+                elif starts_with_probe:
                     logger.log_evaluation(0, held_out.evaluate(0))
+                changed = recipe.changed or frozenset()
                 if not done and changed & {"steps", "epochs"} and not changed & {"warmup_steps", "warmup_fraction"}:
-                    print_line(f"warm-up: {state.recipe.resolved_warmup(total):,} of {total:,} steps")
-                metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
-            if metrics is not None and state.recipe.head_start == "probe" and not state.trains_head:
-                bar.close()  # the next one is that of the features
-                print_line("the head becomes the mean of itself and of a head for the trained features")
-                metrics = _solve_again(state, dataset, held_out, stop, show=progress)
-                if metrics and done < total:
-                    logger.log_evaluation(total, metrics)
-            final, final_metrics = held_out.final_model(metrics)
-            trained = {
-                "model": final,
-                "metrics": final_metrics,
-                "history": logger.history,
-                "steps": int(state.step.numpy()),
-                "images_per_second": logger.images_per_second,
-                "stopped": metrics is None,
-                "best": held_out.best,
-            }
+                    print_line(f"warm-up: {recipe.resolved_warmup(total):,} of {total:,} steps")
+                metrics = train(state, data, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
+        if metrics is not None and starts_with_probe and not state.trains_head:
+            print_line("the head becomes the mean of itself and of a head for the trained features")
+            metrics = head_start.solve_again(state, data, held_out, stop, show=show)
+            if metrics and done < total:
+                logger.log_evaluation(total, metrics)
         if log:
             log.close()
-        if own_folder is not None and not trained["stopped"]:
-            save_model(trained["model"], f"{own_folder}/model.keras")
-            if not is_probe and importlib.util.find_spec("matplotlib"):  # the extra `plots`
+        is_stopped, steps, speed = metrics is None, int(state.step.numpy()), logger.images_per_second
+        if starts_with_probe:
+            model, metrics = head_start.best_model(held_out, metrics or {}, print_line)
+        else:
+            model = held_out.copy_model()
+        return Outcome(model, metrics or {}, logger.history, steps, speed, is_stopped, held_out.best)
+
+
+def _train(
+    state: Probe | Steps,
+    data: Data,
+    request: Request,
+    out: str | os.PathLike[str] | None,
+    print_line: Callable[[str], None],
+) -> Result:
+    """Restore the newest checkpoint in `out`, continue to the end, and write the model."""
+    is_chief = strategies.is_chief(state.strategy)
+    if out is not None and is_chief:
+        check_run_folder(plain_path(out))
+    folder = None if out is None else make_folder(out)
+    with contextlib.ExitStack() as stack:
+        if folder is not None and is_chief:
+            stack.enter_context(exclusive(folder))
+        stop = stack.enter_context(Stop())
+        checkpoints = None if folder is None else _restore(folder, state, data, request.data)
+        if reason := cannot_evaluate(state.recipe, data):
+            print_line(f"Nothing to evaluate on: {reason}")
+        outcome = state.run(checkpoints, stop, print_line=print_line, show=request.progress)
+        own_folder = folder if is_chief else None
+        if own_folder is not None and not outcome.stopped:
+            save_model(outcome.model, f"{own_folder}/{FINAL_MODEL}")
+            if state.has_curves and importlib.util.find_spec("matplotlib"):  # the extra `plots`
                 plot(own_folder)
-    split = dataset.training_split()
-    return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **trained)
+    split, learned = data.training_split(), vars(outcome)
+    return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **learned)
 
 
-def _restore(checkpoints: Checkpoints, state: TrainState | Probe) -> int | None:
-    """Restore the newest checkpoint; say if it is of other images or labels, of which a probe keeps no features."""
-    restored = checkpoints.restore()
-    if restored is None or FINGERPRINT not in checkpoints.changed:
-        return restored
-    if isinstance(state, Probe):
-        state.forget()
-        checkpoints.clear()
-        warn(f"{checkpoints.folder}: {CHANGED}: all features are computed again")
-        return None
-    warn(f"{checkpoints.folder}: {CHANGED}: training goes on with the data as they are now")
-    return restored
-
-
-def _open_checkpoints(
-    folder: str, state: TrainState | Probe, data: Data, request: DataRequest, teacher: Teacher | None
-) -> Checkpoints:
-    """Open the checkpoints of a run, which the first worker writes."""
+def _restore(folder: str, state: Probe | Steps, data: Data, request: DataRequest) -> Checkpoints:
+    """Open the checkpoints of a run, which the first worker writes, and restore the newest one."""
     facts: dict[str, Any] = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),
@@ -415,17 +389,14 @@ def _open_checkpoints(
             "arguments": request.stored(),  # for another run that continues from this one
         },
     }
-    if isinstance(state.model, DenseModel):
-        facts["head"] = state.model.head.to_dict()
-    if teacher:
-        facts["teacher"] = teacher.facts()
-    if isinstance(state, Probe):  # features of two models must not mix; a run's own checkpoints have its weights
-        facts["weights"] = state.fingerprint()
-    return Checkpoints(
+    checkpoints = Checkpoints(
         f"{folder}/checkpoints",
         state.variables,
         keep=state.recipe.keep,
-        facts=facts,
+        facts=facts | state.facts(),
         may_differ=MAY_DIFFER,
         writes=strategies.is_chief(state.strategy),
     )
+    if checkpoints.restore() is not None and FINGERPRINT in checkpoints.changed:
+        warn(f"{checkpoints.folder}: {CHANGED}: {state.accept_other_data(checkpoints)}")
+    return checkpoints

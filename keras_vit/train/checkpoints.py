@@ -30,7 +30,7 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.split import Data, DataRequest
-from keras_vit.train.trained import enable_lora
+from keras_vit.train.optimizer import enable_lora
 from keras_vit.zoo.pretrained import load_any, resolve
 
 STEP = re.compile(r"step-(\d{8,})")
@@ -176,6 +176,11 @@ class Checkpoints:
         self._latest: int | None = None  # step of the last restore or save
         self.changed: dict[str, tuple[str, str]] = {}  # facts that differ: the checkpoint's and ours
         self._damaged: set[int] = set()
+
+    @property
+    def run_folder(self) -> str | None:
+        """Folder around this one, for the other files of the run; None on a worker that does not write."""
+        return self.folder.rpartition("/")[0] if self._writes else None
 
     def steps(self) -> list[int]:
         """Steps of all checkpoints, damaged ones included, in ascending order."""

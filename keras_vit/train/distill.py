@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -26,10 +26,8 @@ from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
 from keras_vit.train.data.split import Data, Order, are_comparable, match_data
+from keras_vit.train.objective import Batch, Losses, Objective
 from keras_vit.zoo.pretrained import load_resolved, resolve
-
-if TYPE_CHECKING:
-    from keras_vit.train.step import Objective
 
 
 @dataclass(frozen=True)
@@ -142,14 +140,19 @@ class FeatureDistillation(keras.Model):
         return self.image_map(image), self.patch_map(patches)
 
 
-def view_size(student: VisionTransformer, teacher: VisionTransformer) -> tuple[int, int]:
-    """Height and width of the training images, the larger ones of both models'."""
+def objective(recipe: Recipe, student: VisionTransformer, teacher: VisionTransformer, *, has_labels: bool) -> Objective:
+    """Make the objective of "distill" or "distill_features", on images of the larger sides of both models."""
     (height, width), (other_height, other_width) = student.config.size, teacher.config.size
-    return max(height, other_height), max(width, other_width)
+    size = max(height, other_height), max(width, other_width)
+    if recipe.objective == "distill_features":
+        network = FeatureDistillation(student, teacher)
+        return Objective(features_losses(recipe, student, teacher), network, ("cosine",), size)
+    metrics = ("agreement", *(student.task.metrics if has_labels else ()))
+    return Objective(logits_losses(recipe, student, teacher), student, metrics, size)
 
 
-def logits_objective(recipe: Recipe, student: VisionTransformer, teacher: VisionTransformer) -> Objective:
-    """Make the objective that matches the teacher's classes: the divergence of its probabilities, in nats.
+def logits_losses(recipe: Recipe, student: VisionTransformer, teacher: VisionTransformer) -> Losses:
+    """Make the losses that match the teacher's classes: the divergence of its probabilities, in nats.
 
     With `recipe.label_weight` a share of the loss is the labels'. "agreement" is the share of images, and of mixed
     ones, for which both models have the same best class.
@@ -157,7 +160,7 @@ def logits_objective(recipe: Recipe, student: VisionTransformer, teacher: Vision
     teach, resize = _view_functions(student, teacher, teacher)
     task, temperature, share = student.task, recipe.temperature, recipe.label_weight
 
-    def distill(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
+    def distill(model: Any, batch: Batch, seed: Any) -> tuple[Any, dict[str, Any]]:
         target = teach(batch["image"])
         with random_scope(seed, remat=recipe.remat):
             output = model(resize(batch["image"]), training=True)
@@ -179,8 +182,8 @@ def logits_objective(recipe: Recipe, student: VisionTransformer, teacher: Vision
     return distill
 
 
-def features_objective(recipe: Recipe, student: VisionTransformer, teacher: VisionTransformer) -> Objective:
-    """Make the objective of `FeatureDistillation`: mean squared differences of normalised features.
+def features_losses(recipe: Recipe, student: VisionTransformer, teacher: VisionTransformer) -> Losses:
+    """Make the losses of `FeatureDistillation`: mean squared differences of normalised features.
 
     The teacher's features are normalised to mean 0 and variance 1 over their channels, as in data2vec (arXiv
     2202.03555), and its patches interpolated to the student's grid. `recipe.patch_weight` weighs the patches' loss.
@@ -188,7 +191,7 @@ def features_objective(recipe: Recipe, student: VisionTransformer, teacher: Visi
     """
     teach, resize = _view_functions(student, teacher, _features(teacher))
 
-    def distill(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
+    def distill(model: Any, batch: Batch, seed: Any) -> tuple[Any, dict[str, Any]]:
         target, target_patches = teach(batch["image"])
         with random_scope(seed, remat=recipe.remat):
             image, patches = model(resize(batch["image"]), training=True)

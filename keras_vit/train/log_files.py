@@ -103,7 +103,7 @@ class MetricLogger:
         print_line: Callable[[str], None],
     ) -> None:
         self.history: list[dict[str, float]] = []  # all lines, with "step"
-        self.pending: list[tuple[int, Any]] = []  # steps and metrics since the last line, which may not be computed yet
+        self.pending: list[tuple[int, Any]] = []  # since the last line: steps, and metrics that may still be computed
         self._log = log
         self._advance = advance
         self._metrics = metrics

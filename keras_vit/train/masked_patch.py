@@ -5,7 +5,7 @@ Half of the patch embeddings are corrupted, and for each of them the model predi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -15,9 +15,7 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.base import initializer
 from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.vision_transformer import VisionTransformer
-
-if TYPE_CHECKING:
-    from keras_vit.train.step import Objective
+from keras_vit.train.objective import Batch, Objective
 
 CORRUPTED = 0.5  # share of the patches
 MASKED, SWAPPED = 8, 1  # of every ten corrupted patches; the others are kept
@@ -112,23 +110,23 @@ def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
     return Corruption(corrupted, corrupted & (fate < MASKED), source)
 
 
-def objective(*, remat: bool = False) -> Objective:
+def objective(encoder: VisionTransformer, *, remat: bool = False) -> Objective:
     """Make the objective of `MaskedPatchModel`: the mean cross-entropy of the colours of the corrupted patches."""
 
-    def masked_patch(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
+    def losses(model: Any, batch: Batch, seed: Any) -> tuple[Any, dict[str, Any]]:
         classes = colour_classes(batch["image"], model.encoder.config)
         salted = tf.random.experimental.stateless_fold_in(seed, SALT)
         drawn = corruption(salted, batch=tf.shape(classes)[0], patches=classes.shape[1])
         with random_scope(seed, remat=remat):
             logits = model(batch["image"], corruption=drawn, training=True)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+        of_patches = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
         is_correct = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), classes)
-        counted = tf.cast(drawn.corrupted, losses.dtype)
+        counted = tf.cast(drawn.corrupted, of_patches.dtype)
         share = counted / tf.reduce_sum(counted, axis=-1, keepdims=True)
-        accuracy = tf.reduce_sum(tf.cast(is_correct, losses.dtype) * share, axis=-1)
-        return tf.reduce_sum(losses * share, axis=-1), {"accuracy": accuracy}
+        accuracy = tf.reduce_sum(tf.cast(is_correct, of_patches.dtype) * share, axis=-1)
+        return tf.reduce_sum(of_patches * share, axis=-1), {"accuracy": accuracy}
 
-    return masked_patch
+    return Objective(losses, MaskedPatchModel(encoder), ("accuracy",), encoder.config.size)
 
 
 def _check_config(config: ViTConfig) -> None:

@@ -5,6 +5,7 @@ which tensors TensorFlow's gradients keep of it for the backward pass (XLA keeps
 arithmetic and an assumed utilization.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -16,17 +17,15 @@ from math import log2, prod
 from pathlib import Path
 from typing import Any
 
-from keras_vit._util.checks import check_counts, given, one_of
+from keras_vit._util.checks import check_counts, given
 from keras_vit._util.text import byte_size, warn
 from keras_vit.model.config import ViTConfig, canonical_name
 from keras_vit.model.cost import Cost, count, layer_costs, symbolic_model
 from keras_vit.model.layers import EncoderBlock
 from keras_vit.model.vision_transformer import HEADS
-from keras_vit.train._recipe import GROUPS, SLOTS, Recipe
+from keras_vit.train._recipe import SLOTS, Recipe
 
 BYTES = {"float32": 4, "bfloat16": 2, "mixed_bfloat16": 2}
-PRECISIONS = ("float32", "mixed_bfloat16")
-MOMENTUM_DTYPES = ("float32", "bfloat16")
 FLOAT32 = 4  # bytes per value of weights, gradients and statistics, at every precision
 
 # Attribute of Plan: its name in the printed table.
@@ -180,52 +179,71 @@ def plan(
     """
     config = model if isinstance(model, ViTConfig) else ViTConfig.from_name(model)
     config = config.replace(**given(image_size=image_size, num_classes=num_classes))
-    one_of("optimizer", optimizer, tuple(SLOTS))
-    one_of("precision", precision, PRECISIONS)
-    one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
-    check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
-    parts = devices * accumulation
-    micro_batch, rest = divmod(batch_size, parts)
-    if rest:
+    check_counts(devices=devices, accumulation=accumulation)
+    if not 0 < utilization <= 1 or (peak_tflops is not None and not peak_tflops > 0):
+        raise ValueError(
+            f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
+        )
+    if (rest := batch_size % (parts := devices * accumulation)) and batch_size > 0:
         multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
         raise ValueError(
             f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
             f" Received: {batch_size}"
         )
-    if not 0 < utilization <= 1 or (peak_tflops is not None and not peak_tflops > 0):
-        raise ValueError(
-            f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
-        )
-    counted = count(config)
-    trained, trains_kernels = _trained(config, tuple(train_only))
+    fields: dict[str, Any] = {"momentum_dtype": momentum_dtype, "precision": precision, "remat": remat}
+    fields |= {"train_only": tuple(train_only), "lora_rank": int("lora" in train_only)}
+    fields |= {"ema_decay": 0.5 if ema else None, "optimizer": optimizer, "learning_rate": 1.0}
+    recipe = Recipe(name="plan", steps=1, batch_size=batch_size, accumulation=accumulation, **fields)
+    if unused := [word for word, paths in _matches(recipe, config).items() if not paths and word != "lora"]:
+        raise ValueError(f"train_only matches no variable with {unused}. Received: {list(train_only)}")
+    if teacher is not None and not isinstance(teacher, ViTConfig):
+        teacher = ViTConfig.from_name(teacher)
+    planned = plan_step(recipe, config, teacher, replicas=devices)
+    return dataclasses.replace(
+        planned,
+        name=canonical_name(model) if isinstance(model, str) else "ViT",
+        step_seconds=planned.step_flops / (devices * peak_tflops * 1e12 * utilization) if peak_tflops else None,
+        rate=f"{utilization:.0%} of {peak_tflops} TFLOP/s",
+    )
+
+
+def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int) -> Plan:
+    """Plan a recipe's training step; an upper bound if the recipe freezes variables."""
+    counted, sizes, matches = count(config), _sizes(config), _matches(recipe, config)
+    # Words that match nothing here may be of a head for maps, which is not part of the config.
+    words = {word: paths for word, paths in matches.items() if paths or word == "lora"}
+    paths = set().union(*words.values()) if words else set(sizes)
+    trained = sum(size for path, size in sizes.items() if path in paths or path.split("/")[0] in HEADS)
+    trains_kernels = any(re.match(r"block_\d+/.*kernel", path) for path in paths)
+    remat = recipe.remat or recipe.linear_probe  # the gradient of the head needs no activations of blocks
+    number, value_bytes = int(recipe.accumulation), BYTES[recipe.precision]
+    micro_batch = recipe.batch_size // replicas // number
     # The backward pass of a trained kernel costs two forward passes, that of a frozen one the gradient of its input.
     passes = 3 if trains_kernels else 2
-    step_flops = batch_size * (passes * counted.flops + (counted.block_flops if remat else 0))
-    keeps_inputs = trains_kernels or "lora" in train_only
-    saved, working = _activations(config, BYTES[precision], remat=remat, keeps_inputs=keeps_inputs)
-    cast_bytes = 0 if precision == "float32" else BYTES[precision]
+    step_flops = recipe.batch_size * (passes * counted.flops + (counted.block_flops if remat else 0))
+    saved, working = _activations(config, value_bytes, remat=remat, keeps_inputs=trains_kernels or "lora" in words)
+    cast_bytes = 0 if recipe.precision == "float32" else value_bytes
     size, teacher_bytes = config.size, 0
     if teacher is not None:
-        teacher_config = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
-        size = max(size[0], teacher_config.size[0]), max(size[1], teacher_config.size[1])
-        teacher_bytes = count(teacher_config).parameters * (FLOAT32 + cast_bytes)
-        teacher_bytes += micro_batch * _activations(teacher_config, BYTES[precision], remat=True, keeps_inputs=True)[1]
-        step_flops += batch_size * count(teacher_config).flops
+        size = max(size[0], teacher.size[0]), max(size[1], teacher.size[1])
+        teacher_bytes = count(teacher).parameters * (FLOAT32 + cast_bytes)
+        teacher_bytes += micro_batch * _activations(teacher, value_bytes, remat=True, keeps_inputs=True)[1]
+        step_flops += recipe.batch_size * count(teacher).flops
     setting = {  # words, and whether they apply
-        f"{devices} device{'s' * (devices > 1)}": True,
-        f"{accumulation} micro-batches": accumulation > 1,
-        optimizer: True,
-        precision: True,
+        f"{replicas} device{'s' * (replicas > 1)}": True,
+        f"{number} micro-batches": number > 1,
+        recipe.optimizer: True,
+        recipe.precision: True,
         "a teacher": teacher is not None,
         f"{trained:,} trained": trained < counted.parameters,
         "blocks recomputed": remat,
-        "moving average": ema,
+        "moving average": recipe.ema_decay is not None,
     }
     return Plan(
-        name=canonical_name(model) if isinstance(model, str) else "ViT",
+        name="ViT",
         image_size=config.size,
-        batch_size=batch_size,
-        devices=devices,
+        batch_size=recipe.batch_size,
+        devices=replicas,
         micro_batch=micro_batch,
         setting=", ".join(word for word, applies in setting.items() if applies),
         parameters=counted.parameters,
@@ -233,16 +251,16 @@ def plan(
         step_flops=step_flops,
         weights=FLOAT32 * counted.parameters,
         # With accumulation: those of one micro-batch and their sum.
-        gradients=FLOAT32 * trained * (2 if accumulation > 1 else 1),
-        optimizer=trained * (BYTES[momentum_dtype] + FLOAT32 * (len(SLOTS[optimizer]) - 1)),
-        ema=FLOAT32 * trained if ema else 0,
+        gradients=FLOAT32 * trained * (2 if number > 1 else 1),
+        optimizer=trained * (BYTES[recipe.momentum_dtype] + FLOAT32 * (len(SLOTS[recipe.optimizer]) - 1)),
+        ema=FLOAT32 * trained if recipe.ema_decay is not None else 0,
         casts=cast_bytes * counted.parameters,
         activations=micro_batch * saved,
         working=micro_batch * working,
-        images=batch_size // devices * prod(size) * config.num_channels * FLOAT32,
+        images=recipe.batch_size // replicas * prod(size) * config.num_channels * FLOAT32,
         teacher=teacher_bytes,
-        step_seconds=step_flops / (devices * peak_tflops * 1e12 * utilization) if peak_tflops else None,
-        rate=f"{utilization:.0%} of {peak_tflops} TFLOP/s",
+        step_seconds=None,
+        rate="",
     )
 
 
@@ -252,16 +270,10 @@ def _sizes(config: ViTConfig) -> dict[str, int]:
     return {weight.path: prod(weight.shape) for weight in symbolic_model(config).weights}
 
 
-def _trained(config: ViTConfig, words: tuple[str, ...]) -> tuple[int, bool]:
-    """Count the parameters that are trained beside the head, and say whether kernels of blocks are among them."""
-    sizes = _sizes(config)
-    patterns = {word: GROUPS.get(word, (word,)) for word in words or ("*",)}
-    matches = {word: {path for one in own for path in fnmatch.filter(sizes, one)} for word, own in patterns.items()}
-    if unused := [word for word, matched in matches.items() if not matched and word != "lora"]:
-        raise ValueError(f"train_only matches no variable with {unused}. Received: {list(words)}")
-    chosen = set().union(*matches.values())
-    chosen |= {path for path in sizes if path.split("/")[0] in HEADS}
-    return sum(sizes[path] for path in chosen), any(re.match(r"block_\d+/.*kernel", path) for path in chosen)
+def _matches(recipe: Recipe, config: ViTConfig) -> dict[str, set[str]]:
+    """Paths of a config's variables that each word of train_only stands for."""
+    sizes, words = _sizes(config), recipe.trained_patterns.items()
+    return {word: {path for one in patterns for path in fnmatch.filter(sizes, one)} for word, patterns in words}
 
 
 @functools.lru_cache(maxsize=64)
@@ -298,30 +310,6 @@ EVALUATION_BATCH = 64
 CORE_FLOPS = 5e10  # of one core of a CPU in a second, about
 CPU_STEP_FLOPS, LEAST_BATCH = 1e12, 16  # of a step of distillation that is chosen for a CPU: up to ten seconds
 _LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
-
-
-def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int) -> Plan:
-    """Plan a recipe's training step; an upper bound if the recipe freezes variables."""
-    return plan(
-        config,
-        batch_size=recipe.batch_size,
-        devices=replicas,
-        accumulation=int(recipe.accumulation),
-        optimizer=recipe.optimizer,
-        momentum_dtype=recipe.momentum_dtype,
-        precision=recipe.precision,
-        remat=recipe.remat or recipe.linear_probe,  # the gradient of the head needs no activations of blocks
-        ema=recipe.ema_decay is not None,
-        teacher=teacher,
-        train_only=_of_config(recipe, config),
-    )
-
-
-def _of_config(recipe: Recipe, config: ViTConfig) -> tuple[str, ...]:
-    """Words of train_only that match variables of a config's model, and not those of a head for maps alone."""
-    paths = _sizes(config)
-    words = recipe.trained_patterns.items()
-    return tuple(word for word, own in words if word == "lora" or any(fnmatch.filter(paths, one) for one in own))
 
 
 def _may_need_less(recipe: Recipe) -> bool:
@@ -413,31 +401,29 @@ def free_memory(root: Path = Path("/")) -> int | None:
     """Memory in bytes that this process can still use on its machine and in its container, or None."""
     try:
         available = re.search(r"^MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:
-        available, groups = None, []
+        return None
     free = [int(available[1]) * 1024] if available else []
-    for controllers, path in (line.split(":", 2)[1:] for line in groups):
-        if controllers in ("", "memory"):
-            top = root / "sys/fs/cgroup" / controllers
-            folder = top / path.lstrip("/")
-            groups_above = [group for group in folder.parents if group.is_relative_to(top)]
-            free += [memory for group in (folder, *groups_above) for memory in _free_in_group(group)]
+    for top, path in ((root / "sys/fs/cgroup" / kind, path) for kind, path in groups if kind in ("", "memory")):
+        folder = top / path.lstrip("/")
+        free += [
+            memory
+            for group in (folder, *folder.parents)
+            if group.is_relative_to(top) and (memory := _free_in_group(group)) is not None
+        ]
     return min(free, default=None)
 
 
-def _free_in_group(group: Path) -> list[int]:
+def _free_in_group(group: Path) -> int | None:
     """Memory that a control group leaves, if it has a limit; the page cache can be taken back and does not count."""
-    free = []
     for limit, usage in _LIMIT_FILES:
-        try:
+        with contextlib.suppress(OSError):
             most, used, stat = ((group / name).read_text() for name in (limit, usage, "memory.stat"))
-        except OSError:
-            continue
-        cache = re.search(r"^(?:total_)?inactive_file (\d+)", stat, re.MULTILINE)
-        if most.strip() != "max":
-            free.append(max(0, int(most) - int(used) + int(cache[1] if cache else 0)))
-    return free
+            cache = re.search(r"^(?:total_)?inactive_file (\d+)", stat, re.MULTILINE)
+            if most.strip() != "max":
+                return max(0, int(most) - int(used) + int(cache[1] if cache else 0))
+    return None
 
 
 def _too_large(planned: Plan, memory: int, batch: str) -> str:

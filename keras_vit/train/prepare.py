@@ -17,20 +17,25 @@ from keras_vit.dense.model import DenseModel, depth, segmenter
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
-from keras_vit.train import planner, strategies
+from keras_vit.train import distill, masked_patch, planner, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import newest, plain_path
 from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Data, Order, are_comparable, check_kind, match_data
-from keras_vit.train.distill import Teacher, check_student
+from keras_vit.train.objective import Objective, supervised
+from keras_vit.train.optimizer import enable_lora, is_of_head, trained_variables
 from keras_vit.train.step import TrainState
-from keras_vit.train.trained import enable_lora, is_of_head, trained_variables
-from keras_vit.zoo.pretrained import ResolvedModel, load_any, resolve
+from keras_vit.zoo.pretrained import ResolvedModel, load_any, read_config, resolve
 
 # Recipes are written for large data sets and large images. These suit fewer and smaller ones.
 FEW_IMAGES, MOST_PASSES = 10_000, 100  # with fewer training images than this, so many passes over them
 USUAL_SIZE = 224  # pixels of pre-training: images are not enlarged far beyond their own size and this one
 SIZED_IMAGES = 16  # whose sizes are read
+# Fields that decide what is trained.
+OF_TRAINED = [
+    *("train_only", "freeze", "lora_rank", "lora_targets", "linear_probe", "head_start", "head", "reset_head"),
+    *("config", "layers", "objective"),
+]
 
 Model: TypeAlias = VisionTransformer | DenseModel
 Source: TypeAlias = ResolvedModel | ViTConfig | Model  # the beginning of a run
@@ -58,7 +63,7 @@ def build_state(
     data: Data,
     devices: tf.distribute.Strategy,
     *,
-    teacher: Teacher | None = None,
+    teacher: distill.Teacher | None = None,
     out: str | os.PathLike[str] | None,
     print_line: PrintLine,
 ) -> tuple[TrainState, Data]:
@@ -78,17 +83,43 @@ def build_state(
         adapted = adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
         network = teacher.copy_model(recipe) if teacher else None
         if network:
-            check_student(adapted, network, recipe)
+            distill.check_student(adapted, network, recipe)
         configs = (adapted.config, network.config if network else None)
         recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
-        state = TrainState(recipe, adapted, total_steps=total, teacher=network, has_labels=data.is_labelled)
+        objective = choose_objective(recipe, adapted, network, has_labels=data.is_labelled)
+        state = TrainState(recipe, adapted, objective, total_steps=total)
     _check_head(recipe, state.model, trains_head=state.trains_head)
     if recipe.head_start == "zeros":  # otherwise the starting weights are good
         _warn_long_average(recipe, total)
     return state, data
 
 
-def check_trained(recipe: Recipe, source: Model, data: Data) -> None:
+def choose_objective(recipe: Recipe, model: Model, teacher: Model | None, *, has_labels: bool) -> Objective:
+    """Make the objective that a recipe names, with its layers. Call it in the strategy's scope."""
+    if recipe.objective == "masked_patch":
+        return masked_patch.objective(model, remat=recipe.remat)
+    if teacher:
+        return distill.objective(recipe, model, teacher, has_labels=has_labels)
+    return supervised(recipe, model)
+
+
+def check_variants(
+    recipe: Recipe, variants: Sequence[Recipe], model: Source, data: Data, devices: tf.distribute.Strategy
+) -> None:
+    """Raise the ValueError with which a run by one of the variants of a recipe would end, without training."""
+    config: Any = read_config(model) if isinstance(model, ResolvedModel) else getattr(model, "config", model)
+    for variant in variants:
+        config.replace(**variant.config_changes(config))  # checks the values that the model gets
+        check_devices(variant, devices)
+    names = [name for name in OF_TRAINED if any(getattr(one, name) != getattr(recipe, name) for one in variants)]
+    differing = {repr([getattr(one, name) for name in names]): one for one in variants} if names else {}
+    model = load_model(recipe, model) if names else model
+    for variant in differing.values():
+        if variant.optimizer != "least_squares":  # a probe trains nothing
+            _check_trained(variant, load_model(variant, model), data)
+
+
+def _check_trained(recipe: Recipe, source: Model, data: Data) -> None:
     """Raise the ValueError of `build_state` for what is trained: nothing, or variables and layers that are missing."""
     source = check_task(recipe, source, data)
     starts_with_zeros = recipe.head_start == "zeros" and not recipe.has_teacher
@@ -193,7 +224,7 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, pr
 def fit_teacher(
     recipe: Recipe,
     config: ViTConfig,
-    teacher: Teacher,
+    teacher: distill.Teacher,
     devices: tf.distribute.Strategy,
     *,
     out: str | os.PathLike[str] | None,
@@ -304,7 +335,7 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
 def read_blocks(config: ViTConfig, number: int) -> ViTConfig:
     """Change a config so that the feature is of up to `number` last blocks: class tokens and means of the patches.
 
-    A config that reads as many is returned as it is, and one without a final norm, which each block's part needs.
+    No-op if the config already reads that many, or has no final norm, which each block's part needs.
     Without a class token the means alone are read, or those beside the attention pool.
     """
     number = min(number, max(1, config.num_layers))
@@ -356,8 +387,8 @@ def _fit_memory(
 
 
 def _warn_long_average(recipe: Recipe, total: int) -> None:
-    """Warn of a moving average that is longer than the run, unless what it begins with is a model that can be used."""
-    share = recipe.ema_decay**total if recipe.ema_decay and recipe.head_start != "probe" else 0.0
+    """Warn of a moving average that is longer than the run."""
+    share = recipe.ema_decay**total if recipe.ema_decay else 0.0
     if share > 0.1:
         warn(
             f"keras_vit: with ema_decay={recipe.ema_decay} the average after {total:,} steps is {share:.0%} the "

@@ -24,6 +24,7 @@ from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.data.split import Data
 from keras_vit.train.evaluation import distribute_batches, replicate
 from keras_vit.train.few_shots import feature_collector
+from keras_vit.train.held_out import TRAINING_NAMES, Outcome
 from keras_vit.train.least_squares import (
     ADDED,
     MOST_FOLDED,
@@ -35,8 +36,8 @@ from keras_vit.train.least_squares import (
     draw_held_out,
 )
 from keras_vit.train.log_files import Log
-from keras_vit.train.loop import TRAINING_NAMES, Stop, describe_wait, in_thread
 from keras_vit.train.prepare import PrintLine
+from keras_vit.train.stop import Stop, describe_wait, in_thread
 
 # What a message adds.
 INSTEAD = ". Without one: optimizer='sgd' (linear-probe), or head_start='zeros', freeze=[] and a larger learning_rate"
@@ -48,6 +49,8 @@ USED_FIELDS |= {"checkpoint_minutes", "keep", "start", "accumulation", "reset_he
 
 class Probe:
     """The state of a probe in memory: a model with a head of zeros, and what is known of its features."""
+
+    has_curves = False  # a line of its log is a choice, not a step
 
     def __init__(
         self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, print_line: PrintLine
@@ -87,19 +90,24 @@ class Probe:
         """All variables of a checkpoint, by name."""
         return {"done": self._done, "features": self._features, **self._sums}
 
-    def fingerprint(self) -> str:
-        """Hash of the weights that the features depend on."""
-        return hash_weights(weight for weight in self.model.weights if not weight.path.startswith("head/"))[:16]
+    def facts(self) -> dict[str, Any]:
+        """Facts of a checkpoint: the weights that the features depend on, because those of two models must not mix."""
+        weights = (weight for weight in self.model.weights if not weight.path.startswith("head/"))
+        return {"weights": hash_weights(weights)[:16]}
 
-    def forget(self) -> None:
-        """Begin again, without any features."""
+    def accept_other_data(self, checkpoints: Checkpoints) -> str:
+        """Begin again, because the features are of other images; return this in words."""
         for variable in (self._done, *self._sums.values()):
             variable.assign(tf.zeros_like(variable))
+        checkpoints.clear()
+        return "all features are computed again"
 
-    def run(
-        self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, print_line: PrintLine, show: bool
-    ) -> dict[str, Any]:
-        """Compute the features that are missing and fit the head; return the fields of a `Result`."""
+    def run(self, checkpoints: Checkpoints | None, stop: Stop, *, print_line: PrintLine, show: bool) -> Outcome:
+        """Compute the features that are missing and fit the head."""
+        folder = checkpoints.run_folder if checkpoints else None
+        log = Log(folder) if folder is not None else None
+        if done := int(self._done.numpy()):
+            print_line(f"{folder} continues after {done:,} of {self.total:,} images.")
         try:
             speed = self.compute(checkpoints, stop, show=show)
         except KeyboardInterrupt:  # the second Ctrl-C
@@ -108,17 +116,12 @@ class Probe:
                     checkpoints.save(int(self._done.numpy()))
             raise
         metrics, history = ({}, []) if speed is None else self.fit(print_line)
-        for line in history:
-            if log:
+        if log:
+            for line in history:
                 log.write(**line)
-        return {
-            "model": self.model,
-            "metrics": metrics,
-            "history": history,
-            "steps": int(speed is not None),
-            "images_per_second": speed or 0.0,
-            "stopped": speed is None,
-        }
+            log.close()
+        is_stopped = speed is None
+        return Outcome(self.model, metrics, history, int(not is_stopped), speed or 0.0, is_stopped)
 
     def compute(self, checkpoints: Checkpoints | None, stop: Stop, *, show: bool) -> float | None:
         """Compute the features that are missing; return the images per second, or None after a request to stop."""
@@ -126,9 +129,8 @@ class Probe:
         start = saved_at = time.monotonic()
         first = done = end = int(self._done.numpy())
         waiting: list[list[np.ndarray]] = []  # features, labels and rows of images after the first `done`
-        stop.saves = checkpoints is not None
         part = f"this batch of {self.recipe.batch_size} images"
-        stop.until = describe_wait(part, None)
+        seconds: float | None = None  # of a batch
         minutes = self.recipe.checkpoint_minutes
         with counter("Computing features", total=self.total, done=done, show=show) as advance:
             for offset, batch in self._batches(done):
@@ -137,8 +139,9 @@ class Probe:
                     end = offset
                 else:
                     began = time.monotonic()
-                    features, labels, indices = in_thread(collect, [batch])
-                    stop.until = describe_wait(part, time.monotonic() - began)
+                    with stop.during(describe_wait(part, seconds), saves=checkpoints is not None):
+                        features, labels, indices = in_thread(collect, [batch])
+                    seconds = time.monotonic() - began
                     waiting.append([features, labels, offset + indices])
                     end = offset + int(indices.max(initial=before - offset - 1)) + 1
                 advance(end - before, f"{(end - first) / (time.monotonic() - start):,.0f} images/s")

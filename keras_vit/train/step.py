@@ -11,17 +11,20 @@ from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
-from keras_vit.model.layers.runtime import Compiler, fuse_with, random_scope
-from keras_vit.model.task import Task
+from keras_vit.model.layers.runtime import Compiler, fuse_with
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train import distill, masked_patch, strategies
+from keras_vit.train import strategies
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.optimizer import Optimizer, clip, update_variables
-from keras_vit.train.trained import enable_lora, is_of_head, trained_variables
+from keras_vit.train.objective import Batch, Objective
+from keras_vit.train.optimizer import (
+    Optimizer,
+    clip,
+    enable_lora,
+    is_of_head,
+    trained_variables,
+    update_variables,
+)
 
-Batch: TypeAlias = dict[str, Any]
-# (model, batch, seed) -> the loss of every image and further metrics of every image, each float32 (batch,).
-Objective: TypeAlias = Callable[[Any, Batch, Any], tuple[Any, dict[str, Any]]]
 # Gradients in the order of the variables; float32 (n,), loss and metrics as shares of the whole batch's means.
 Gradients: TypeAlias = tuple[list[Any], Any]
 
@@ -29,38 +32,13 @@ Gradients: TypeAlias = tuple[list[Any], Any]
 class TrainState:
     """Everything that changes during training. Create it in the strategy's scope, like the model."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        model: VisionTransformer,
-        *,
-        total_steps: int,
-        teacher: VisionTransformer | None = None,
-        has_labels: bool = True,
-    ) -> None:
+    def __init__(self, recipe: Recipe, model: VisionTransformer, objective: Objective, *, total_steps: int) -> None:
         self.recipe = recipe
         self.model = model
-        self.view_size = distill.view_size(model, teacher) if teacher else model.config.size
+        self.objective = objective
         self.total_steps = total_steps
-        self.whole_model: Any = model  # with the layers that the objective adds
-        self.objective: Objective
-        self.metrics: tuple[str, ...]  # names of the values of the objective beside the loss, which are logged
-        if recipe.objective == "masked_patch":
-            self.whole_model = masked_patch.MaskedPatchModel(model)
-            self.objective, self.metrics = masked_patch.objective(remat=recipe.remat), ("accuracy",)
-        elif recipe.objective == "distill_features":
-            assert teacher
-            self.whole_model = distill.FeatureDistillation(model, teacher)
-            self.objective, self.metrics = distill.features_objective(recipe, model, teacher), ("cosine",)
-        elif recipe.objective == "distill":
-            assert teacher
-            self.objective = distill.logits_objective(recipe, model, teacher)
-            self.metrics = ("agreement", *(model.task.metrics if has_labels else ()))
-        else:
-            smoothing, self.metrics = recipe.label_smoothing, model.task.metrics
-            self.objective = supervised(model.task, recipe.objective, label_smoothing=smoothing, remat=recipe.remat)
         enable_lora(recipe, self.model)
-        trained = trained_variables(recipe, self.whole_model)
+        trained = trained_variables(recipe, objective.network)
         self.trained = [v.value for v in trained]
         self.trains_head = any(map(is_of_head, trained))
         self.optimizer = Optimizer(
@@ -91,7 +69,7 @@ class TrainState:
         """All variables of a checkpoint, by name."""
         return {
             "step": self.step,
-            **{f"weights/{v.path}": v.value for v in self.whole_model.weights},
+            **{f"weights/{v.path}": v.value for v in self.objective.network.weights},
             **{f"optimizer/{name}": slot for name, slot in self.optimizer.slots.items()},
             **{f"average/{name}": average for name, average in self.averages.items()},
         }
@@ -111,17 +89,6 @@ class TrainState:
             target.assign(value.numpy())
 
 
-def supervised(task: Task, kind: str, *, label_smoothing: float = 0.0, remat: bool = False) -> Objective:
-    """Make the objective of `Task.losses`; `remat` recomputes encoder blocks for their gradient."""
-
-    def objective(model: Any, batch: Batch, seed: Any) -> tuple[Any, dict[str, Any]]:
-        with random_scope(seed, remat=remat):
-            output = model(batch["image"], training=True)
-        return task.losses(output, batch["label"], kind=kind, label_smoothing=label_smoothing)
-
-    return objective
-
-
 def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
     """Compile the training step of a state that was created in the strategy's scope.
 
@@ -132,12 +99,12 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
     replicas = strategy.num_replicas_in_sync
     scope = jit_scope(state.recipe.xla, strategy)
     compiler = piece_compiler() if scope == "pieces" else None
-    count = int(state.recipe.accumulation)
+    micro_batches = int(state.recipe.accumulation)
 
     def gradients(batch: Batch, seed: Any) -> Gradients:
         compute = functools.partial(_gradients, state, compiler)
-        zeros = [tf.zeros_like(v) for v in state.trained], tf.zeros(1 + len(state.metrics))
-        return accumulate(compute, batch, seed, count=count, zeros=zeros, interrupt=state.interrupt)
+        zeros = [tf.zeros_like(v) for v in state.trained], tf.zeros(1 + len(state.objective.metrics))
+        return accumulate(compute, batch, seed, count=micro_batches, zeros=zeros, interrupt=state.interrupt)
 
     if scope == "step" and replicas > 1:  # a collective operation cannot be part of an XLA program
         gradients = tf.function(gradients, jit_compile=True, autograph=False)
@@ -150,7 +117,7 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
 
     @tf.function
     def train_step(iterator: Any, count: Any, stop: Any) -> Any:
-        total = tf.zeros(len(metric_names(state.metrics)))
+        total = tf.zeros(len(metric_names(state.objective.metrics)))
         for _ in tf.range(count):
             metrics = strategy.run(replica_step, args=(next(iterator), stop))
             total += strategy.experimental_local_results(metrics)[0]
@@ -186,7 +153,7 @@ def _replica_step(
 
 @contextlib.contextmanager
 def _update_begins(state: TrainState, gradients: list[Any]) -> Iterator[None]:
-    """Say that the update begins, then end the step with an error if it was interrupted; in this order.
+    """Mark the update as begun, then abort the step if it was interrupted; in this order.
 
     So whoever interrupts it, and then reads that no update has begun, knows that none will.
     """
@@ -242,9 +209,9 @@ def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed:
     """Compute the gradients of one micro-batch's share of the loss."""
     with fuse_with(compiler):
         with tf.GradientTape() as tape:
-            losses, metrics = state.objective(state.whole_model, batch, seed)
+            losses, metrics = state.objective.losses(state.objective.network, batch, seed)
             loss = tf.reduce_sum(losses) / state.recipe.batch_size
-        means = [tf.reduce_sum(metrics[name]) / state.recipe.batch_size for name in state.metrics]
+        means = [tf.reduce_sum(metrics[name]) / state.recipe.batch_size for name in state.objective.metrics]
         sums = tf.stack([loss, *means])
         zero = tf.UnconnectedGradients.ZERO
         return tape.gradient(loss, state.trained, unconnected_gradients=zero), sums

@@ -6,27 +6,23 @@ import hashlib
 import itertools
 import os
 import re
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from keras_vit._util.checks import as_python
 from keras_vit._util.progress import print_line
-from keras_vit._util.text import duration
+from keras_vit.errors import DivergedError
 from keras_vit.train import prepare, strategies
 from keras_vit.train._recipe import Recipe
-from keras_vit.train._run import OF_PROBE, PROBE, run, sharing_probe
-from keras_vit.train.checkpoints import newest, plain_path
+from keras_vit.train._recipe import recipe as load_recipe
+from keras_vit.train._run import Request, carry_out
+from keras_vit.train.checkpoints import plain_path
 from keras_vit.train.data.sources import DataRequest, open_data
-from keras_vit.train.loop import Best, DivergedError, cannot_evaluate, rank
-from keras_vit.train.recipe_files import recipe as load_recipe
-from keras_vit.zoo.pretrained import ResolvedModel, read_config
+from keras_vit.train.head_start import OF_PROBE, PROBE
+from keras_vit.train.held_out import Best, cannot_evaluate, rank
 
 MOST_ROWS = 10  # that are printed
-# Fields that decide what is trained: their values are checked on the model.
-OF_TRAINED = {"train_only", "freeze", "lora_rank", "lora_targets", "linear_probe", "head_start", "head", "reset_head"}
-OF_TRAINED |= {"config", "layers", "objective"}
 
 
 @dataclass(frozen=True)
@@ -55,10 +51,9 @@ class Trials:
     def __str__(self) -> str:
         """Table of the runs, and where the best model is."""
         found = sorted(self.finished.items(), key=lambda item: rank(item[1].metrics) if item[1] else (), reverse=True)
-        rows = {folder.rpartition("/")[2]: best.metrics if best else None for folder, best in found[:MOST_ROWS]}
+        rows = {folder.rpartition("/")[2]: _figures(best) for folder, best in found[:MOST_ROWS]}
         width = max(map(len, rows), default=0)
-        texts = [_figures(metrics) if metrics else "diverged" for metrics in rows.values()]
-        lines = [f"{name:{width}}  {text}" for name, text in zip(rows, texts, strict=True)]
+        lines = [f"{name:{width}}  {text}" for name, text in rows.items()]
         lines += [f"and {len(found) - MOST_ROWS} more"] * (len(found) > MOST_ROWS)
         lines += [f"best: {self.best.path}"] if self.best else []
         if len(found) < self.count:
@@ -75,8 +70,10 @@ class Trials:
         return {**dataclasses.asdict(self), "best": self.best.path if self.best else None}
 
 
-def _figures(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {metrics[name]:.4f}" for name in (next(iter(metrics)), "loss"))
+def _figures(best: Best | None) -> str:
+    if best is None:
+        return "diverged"
+    return ", ".join(f"{name} {best.metrics[name]:.4f}" for name in (next(iter(best.metrics)), "loss"))
 
 
 def try_values(
@@ -114,32 +111,26 @@ def try_values(
         raise ValueError("try_values takes no changes: pass train.recipe(name, **changes)")
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     runs = _grid(chosen, values)
-    opened = open_data(data, **{name: options[name] for name in options if hasattr(DataRequest, name)})
-    source = prepare.choose_model(chosen, model, options.get("weights"))
-    config: Any = read_config(source) if isinstance(source, ResolvedModel) else getattr(source, "config", source)
-    devices = options.pop("strategy", "auto")
-    devices = strategies.strategy(devices) if isinstance(devices, str) else devices
-    for one in runs.values():
-        if reason := cannot_evaluate(one, opened):
-            raise ValueError(f"Runs are compared on held-out images. {reason}")
-        config.replace(**one.config_changes(config))  # checks the values that the model gets
-        prepare.check_devices(one, devices)
-    if OF_TRAINED & values.keys():
-        first = prepare.load_model(chosen, source)
-        for one in _differing(runs.values(), OF_TRAINED):
-            prepare.check_trained(one, first, opened)
-        del first
-    show = print_line if options.get("progress", True) and strategies.is_chief(devices) else lambda _: None
-    show(f"runs: {len(runs)}, each in a folder of {out}; after the first a line says how long the others take")
+    of_data = {
+        field.name: options.pop(field.name) for field in dataclasses.fields(DataRequest) if field.name in options
+    }
+    request = Request(chosen, model, DataRequest(data=data, **of_data), **options)
+    devices = strategies.strategy(request.strategy) if isinstance(request.strategy, str) else request.strategy
+    opened, source = open_data(request.data), prepare.choose_model(chosen, model, request.weights)
+    if reason := next(filter(None, (cannot_evaluate(one, opened) for one in runs.values())), None):
+        raise ValueError(f"Runs are compared on held-out images. {reason}")
+    prepare.check_variants(chosen, [*runs.values()], source, opened, devices)
+    show = print_line if request.progress and strategies.is_chief(devices) else lambda _: None
+    show(f"runs: {len(runs)}, each in a folder of {out}")
+    probe_folder = f"{plain_path(out)}/{PROBE}" if not OF_PROBE & values.keys() else None
     finished: dict[str, Best | None] = {}
-    seconds: list[float] = []  # of the runs that began here
     for number, (name, one) in enumerate(runs.items(), 1):
-        folder, start = f"{plain_path(out)}/{name}", time.monotonic()
-        is_new = newest(f"{folder}/checkpoints") is None
+        folder = f"{plain_path(out)}/{name}"
         show(f"run {number} of {len(runs)}: {name}")
         try:
-            with sharing_probe(f"{plain_path(out)}/{PROBE}" if not OF_PROBE & values.keys() else None):
-                result = run(one, model=model, data=data, out=folder, strategy=devices, **options)
+            result = carry_out(
+                dataclasses.replace(request, recipe=one, out=folder, strategy=devices, probe_folder=probe_folder)
+            )
             if result.stopped:
                 break
             finished[folder] = result.best or Best(result.steps, result.metrics, f"{folder}/model.keras")
@@ -148,10 +139,6 @@ def try_values(
             show(f"{name}: {error}")
             finished[folder] = None
         gc.collect()  # models have references in circles
-        seconds += [time.monotonic() - start] * is_new
-        if seconds and number < len(runs):
-            mean = sum(seconds) / len(seconds)
-            show(f"a run takes about {duration(mean)}, the others together {duration(mean * (len(runs) - number))}")
     return Trials(finished, len(runs))
 
 
@@ -169,13 +156,6 @@ def _grid(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Recipe]:
             raise ValueError(f"The values to try must differ. Received twice: {name}")
         runs[name] = changed
     return runs
-
-
-def _differing(runs: Iterable[Recipe], fields: Iterable[str]) -> list[Recipe]:
-    """Choose one run of those that agree in these fields; a probe trains nothing."""
-    names = sorted(fields)
-    own = {repr([getattr(one, name) for name in names]): one for one in runs if one.optimizer != "least_squares"}
-    return list(own.values())
 
 
 def _file_name(text: str) -> str:

@@ -8,7 +8,7 @@ Most operations see an image as (height, width * channels): broadcasting along a
 of step -1 take TensorFlow much longer than the arithmetic around them.
 
 Pixels are 0..255; normalisation comes last. Sources: vit_jax/input_pipeline.py, and big_vision's `pp/ops_image.py`
-(crops, flip), `utils.py` (mixup) and `pp/autoaugment.py` (RandAugment, in `randaugment.py`).
+(crops, flip), `utils.py` (mixup) and `pp/autoaugment.py` (RandAugment).
 """
 
 import math

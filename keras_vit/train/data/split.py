@@ -4,7 +4,7 @@ An example is a dictionary:
 
 | key | value |
 |---|---|
-| `position` | int64 scalar, its place in the sequence of `order.py`; seeds its augmentation |
+| `position` | int64 scalar, its place in the sequence of `positions`; seeds its augmentation |
 | `index` | int64 scalar, number of the example, the same in every run |
 | `image` | string scalar, the encoded file (JPEG or PNG); or uint8 (height, width, channels) |
 | `label` | as its task has it. Of a class: int64 scalar below num_classes, or float32 (num_classes,), a one for each |

@@ -1,0 +1,39 @@
+"""What training minimises: the loss of every image, the model that computes it, and the metrics beside it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from keras_vit.model.layers.runtime import random_scope
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train._recipe import Recipe
+
+Batch: TypeAlias = dict[str, Any]
+# (network, batch, seed) -> the loss of every image and further metrics of every image, each float32 (batch,).
+Losses: TypeAlias = Callable[[Any, Batch, Any], tuple[Any, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What training minimises.
+
+    `network` is the trained model with the layers that the objective adds; `losses` takes it, a batch and a seed. Of
+    the values beside the loss, `metrics` are logged. Training images have the height and width `view_size`.
+    """
+
+    losses: Losses
+    network: Any
+    metrics: tuple[str, ...]
+    view_size: tuple[int, int]
+
+
+def supervised(recipe: Recipe, model: VisionTransformer) -> Objective:
+    """Make the objective of a model's own task. A recipe's `remat` recomputes encoder blocks for their gradient."""
+    task = model.task
+
+    def losses(network: Any, batch: Batch, seed: Any) -> tuple[Any, dict[str, Any]]:
+        with random_scope(seed, remat=recipe.remat):
+            output = network(batch["image"], training=True)
+        return task.losses(output, batch["label"], kind=recipe.objective, label_smoothing=recipe.label_smoothing)
+
+    return Objective(losses, model, task.metrics, model.config.size)
