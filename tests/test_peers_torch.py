@@ -21,6 +21,8 @@ import test_families as families
 import torch_peers as peers
 from keras_vit import converters
 from keras_vit.converters.containers import Header
+from keras_vit.converters.facts import asked_for
+from keras_vit.converters.source import tensor_fields
 from keras_vit.converters.table import fields_of_rows, load_table
 from keras_vit.errors import CheckpointError
 from peer_cases import TOLERANCE
@@ -158,11 +160,12 @@ def check_name(name: str) -> None:
     if not tables or match.unknown or "encoder_norm/gamma" not in match.sources:
         return  # another kind of model, told by its tensors
     try:
-        said = table.json.read({"architecture": name})
+        said = table.json.read({"architecture": name, "global_pool": theirs.global_pool})
     except CheckpointError:
         assert name in cases.NOT_READ or name.startswith(cases.NOT_READ_KINDS)
         return
-    assert not set(table.required) - said.keys(), name  # else such a file is refused
+    fields = {**tensor_fields(match.shapes), **said}
+    assert not set(asked_for(table, fields, is_described=True)) - said.keys(), name  # else such a file is refused
     assert (getattr(theirs, "rope", None) is None) == (said.get("rotary_theta") is None), name
     said = fields_of_rows(source.row for source in match.sources.values()) | said
     block, pool = theirs.blocks[0], theirs.attn_pool
