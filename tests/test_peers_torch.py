@@ -167,7 +167,7 @@ def check_name(name: str) -> None:
     fields = {**tensor_fields(match.shapes), **said}
     assert not set(asked_for(table, fields, is_described=True)) - said.keys(), name  # else such a file is refused
     assert (getattr(theirs, "rope", None) is None) == (said.get("rotary_theta") is None), name
-    said = fields_of_rows(source.row for source in match.sources.values()) | said
+    said |= fields_of_rows(source.row for source in match.sources.values())
     block, pool = theirs.blocks[0], theirs.attn_pool
     norms = [block.norm1, block.norm2, *(module for module in (theirs.norm, theirs.fc_norm) if hasattr(module, "eps"))]
     activations = {"GELU": "gelu_erf", "GELUTanh": "gelu_tanh", "QuickGELU": "gelu_quick", "SiLU": "silu"}
@@ -176,5 +176,5 @@ def check_name(name: str) -> None:
     )
     assert {said.get("norm_epsilon", table.config["norm_epsilon"])} == {norm.eps for norm in norms}, name
     assert said.get("activation", "gelu_erf") == activations[type(block.mlp.act).__name__], name
-    heads = said.get("pool_heads", block.attn.num_heads)
+    heads = said.get("pool_heads") or block.attn.num_heads
     assert pool is None or (pool.num_heads, pool.norm.eps) == (heads, block.norm1.eps), name
