@@ -238,7 +238,7 @@ def card(name: str) -> Card:
     by_spelling = names_by_spelling()
     close = nearest(name.casefold(), by_spelling, count=8, cutoff=0.4)
     models = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
-    offer = f"the nearest are {models}" if models else f"the models are {sorted(all_cards())}"
+    offer = f"the nearest are {models}" if models else "keras_vit.zoo.names() (keras-vit list) has all"
     problem = f"{found} has no published weights" if found else "No model has this name"
     raise UnknownModelError(f"{problem}; {offer}. Received: {name!r:.200}")
 
