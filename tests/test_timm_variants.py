@@ -195,3 +195,12 @@ def test_a_hybrid_that_timm_has_no_name_for_is_given_none(tmp_path: Path, name: 
     path = converters.save(model, tmp_path / "ours", format="timm")
     assert json.loads((path.parent / "config.json").read_text())["architecture"] == "vit_hybrid"
     assert_same_bits(values(converters.load(path.parent)), values(model))
+
+
+def test_a_model_of_one_channel_is_written_where_others_have_three_means(tmp_path: Path) -> None:
+    aimv2 = {"norm": "rms", "patch_norm": True, "dense_bias": False, "qkv_bias": False, "gated_mlp": True}
+    aimv2 |= {"activation": "silu", "class_token": False, "classifier": "gap", "norm_epsilon": 1e-5}
+    model = built(num_channels=1, **aimv2)
+    again = converters.load(converters.save(model, tmp_path / "ours", format="timm_aimv2"))
+    assert again.config.preprocessing == model.config.preprocessing
+    assert_same_bits(values(again), values(model))

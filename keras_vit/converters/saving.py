@@ -230,7 +230,7 @@ def plan_file(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     json_values = write(config) if write else None
     json_fields = table.json.read(json_values) if table.json and json_values else {}
     # A reader is told what only a config.json or the note in the file states.
-    asked = {"num_heads", *asked_for(table, {}, is_described=True)}
+    asked = {"num_heads", "preprocessing", *asked_for(table, {}, is_described=True)}
     asked |= {"position_prefix", "classifier"} & json_fields.keys()
     told = {name: getattr(config, name) for name in sorted(asked - set(table.config))}
     told_size = {**told, "image_size": config.image_size}
