@@ -98,7 +98,7 @@ def training_step(recipe: train.Recipe, model: Any) -> tuple[Callable[..., Any],
                 tape.watch(values)
                 losses, _ = objective.losses(model, batch, seed)
                 loss = tf.reduce_sum(losses) / recipe.batch_size
-            return tape.gradient(loss, values), loss
+            return list(tape.gradient(loss, values)), loss
 
         seed = step.replica_seed(recipe, now, tf.distribute.get_replica_context().replica_id_in_sync_group)
         batch = {"image": images, "label": labels}
