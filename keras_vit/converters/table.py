@@ -51,7 +51,7 @@ class TensorNames:
 
     @property
     def own_prefixes(self) -> tuple[str, ...]:
-        """What the format's own program writes before names."""
+        """Prefixes that the format's own program writes before names."""
         return tuple(dict.fromkeys((*self.prefixes, self.head_prefix, self.write_prefix, "")))
 
     def spell(self, name: str) -> str:

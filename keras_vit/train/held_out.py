@@ -49,7 +49,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has learned, as the fields of a `Result` of the same names."""
+    """The model and the metrics of a run, as the fields of a `Result` of the same names."""
 
     model: VisionTransformer
     metrics: dict[str, float]

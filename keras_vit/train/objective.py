@@ -1,4 +1,4 @@
-"""What training minimises: the loss of every image, the model that computes it, and the metrics beside it."""
+"""The objective of a training: the loss of every image, the network that computes it, and the metrics beside it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Losses: TypeAlias = Callable[[Any, Batch, Any], tuple[Any, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Objective:
-    """What training minimises.
+    """The loss that training minimises, and the network that computes it.
 
     `network` is the trained model with the layers that the objective adds; `losses` takes it, a batch and a seed. Of
     the values beside the loss, `metrics` are logged. Training images have the height and width `view_size`.

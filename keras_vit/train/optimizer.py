@@ -1,4 +1,4 @@
-"""What a recipe trains, and its rule: SGD with momentum or AdamW, as optax computes them, under every strategy.
+"""The variables that a recipe trains, and their rule: SGD or AdamW as optax computes them, under every strategy.
 
 Unlike Keras', the momentum of `optax.sgd` does not include the learning rate, which matters under a schedule, and the
 epsilon of `optax.scale_by_adam` is added to the root after the bias correction, not before.
