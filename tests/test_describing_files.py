@@ -113,9 +113,12 @@ def test_the_labels_of_timm_are_read(place: str, names: Any, tmp_path: Path) -> 
 
 def test_names_of_classes_that_are_too_few_are_not_taken_and_that_is_said(tmp_path: Path) -> None:
     folder = bare(built(**TIMM, num_classes=3), tmp_path, "timm")
-    describe(folder, "config.json", **beside(tmp_path), label_names=["cat", "dog"])
+    stated = beside(tmp_path)
+    del stated["pretrained_cfg"]
+    describe(folder, "config.json", **stated, label_names=["cat", "dog"])
     found, said = loaded(folder)
     assert found.config.labels is None
+    assert "preprocessing={" in said  # what is assumed besides is said too
     assert "2 names of classes are stated for its 3 classes, and none is taken: ['cat', 'dog']" in said
 
 

@@ -94,17 +94,19 @@ def check_asked(table: Table, stated: Mapping[str, Any], asked: Sequence[str]) -
         )
 
 
-def describe_assumed(file: Path, table: Table, config: ViTConfig, known_fields: KnownFields) -> str:
-    """Name the fields that nobody states, and that most files of a format have in common, with values; "" for none.
-
-    Names of classes are left out, and that is said, if there are not as many as classes.
-    """
+def describe_labels(file: Path, config: ViTConfig, known_fields: KnownFields) -> str:
+    """Say that stated names of classes are left out, because there are not as many as classes; "" if they fit."""
     labels = known_fields.stated.get("labels")
-    if config.num_classes and labels and not isinstance(labels, str) and len(labels) != config.num_classes:
-        return (
-            f"keras_vit: {file.name}: {len(labels)} names of classes are stated for its {config.num_classes} classes, "
-            f"and none is taken: {list(labels[:3])} ... State them in the order of the logits as labels in config"
-        )
+    if not config.num_classes or not labels or isinstance(labels, str) or len(labels) == config.num_classes:
+        return ""
+    return (
+        f"keras_vit: {file.name}: {len(labels)} names of classes are stated for its {config.num_classes} classes, and "
+        f"none is taken: {list(labels[:3])} ... State them in the order of the logits as labels in config"
+    )
+
+
+def describe_assumed(file: Path, table: Table, config: ViTConfig, known_fields: KnownFields) -> str:
+    """Name the fields that nobody states, and that most files of a format have in common, with values; "" for none."""
     if known_fields.recorded_fields:  # the note has what is unlike most files
         return ""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

@@ -37,6 +37,7 @@ from keras_vit.converters.facts import (
     asked_for,
     check_asked,
     describe_assumed,
+    describe_labels,
     merge_fields,
     read_note,
     to_facts,
@@ -151,6 +152,7 @@ def open_checkpoint(
         told = (
             f"keras_vit: {file.name}: {taken}" if taken else "",
             describe_other_parts(file, tensors.other_parts),
+            describe_labels(file, config, known_fields),
             describe_assumed(file, table, config, known_fields),
         )
         yield Checkpoint(read_container, table, tensors, config, has_zero_rows, tuple(filter(None, told)), known_fields)
