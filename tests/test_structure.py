@@ -61,6 +61,18 @@ def test_layers_know_no_back_end() -> None:
     assert layers and not {module: packages for module, packages in found.items() if packages}
 
 
+def test_a_module_and_an_inner_folder_do_not_import_each_other() -> None:
+    both = [
+        f"{module} and {other}"
+        for module in MODULES
+        for other in imported_modules(module)
+        for inner in [module.rpartition(".")[0]]
+        if inner.rpartition(".")[0] == other.rpartition(".")[0] != ""
+        and any(name.rpartition(".")[0] == inner for name in imported_modules(other))
+    ]
+    assert not both
+
+
 def test_every_module_says_what_it_is() -> None:
     assert [module for module, tree in TREES.items() if not ast.get_docstring(tree)] == []
 
