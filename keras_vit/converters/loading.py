@@ -87,18 +87,24 @@ def load(
     file = find_weights(path)
     if is_keras_file(file):
         check_keras_facts(config=config, format=format, which=which)
-        return _load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        return load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
     with open_checkpoint(
         file, facts=to_facts(config), format=format, which=which, wanted_size=image_size
     ) as checkpoint:
-        if checkpoint.image_size is not None:
-            changes = {"image_size": checkpoint.image_size, **changes}
-        model = build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        if image_size is None:
-            _report_size(checkpoint)
-        for text in checkpoint.told:
-            warn(text)
-        return model
+        return load_opened(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+
+
+def load_opened(
+    checkpoint: Checkpoint, changes: Mapping[str, Any], *, dtype: Any = None, allow_nonfinite: bool = False
+) -> VisionTransformer:
+    """Load an open checkpoint as `load` does, and warn of all that the file does not say."""
+    stated = {} if checkpoint.image_size is None else {"image_size": checkpoint.image_size}
+    model = build(checkpoint, {**stated, **changes}, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    if "image_size" not in changes:
+        _report_size(checkpoint)
+    for text in checkpoint.told:
+        warn(text)
+    return model
 
 
 _TOLD: set[Path] = set()  # files whose size is reported
@@ -310,7 +316,9 @@ def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTCo
 # ---- models saved as .keras
 
 
-def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_nonfinite: bool) -> VisionTransformer:
+def load_keras(
+    path: Path, changes: Mapping[str, Any], *, dtype: Any = None, allow_nonfinite: bool = False
+) -> VisionTransformer:
     """Load a model saved as .keras, with some fields of its config changed."""
     with open_keras(path, "VisionTransformer") as (arguments, weights):
         check_size(weights, ViTConfig(**arguments["config"]))

@@ -25,7 +25,7 @@ from keras_vit.train.data.split import Data, Order, are_comparable, check_kind, 
 from keras_vit.train.objective import Objective, supervised
 from keras_vit.train.optimizer import enable_lora, is_of_head, trained_variables
 from keras_vit.train.step import TrainState
-from keras_vit.zoo.pretrained import ResolvedModel, load_any, read_config, resolve
+from keras_vit.zoo.pretrained import ResolvedModel, load_any, open_model, resolve
 
 # Recipes are written for large data sets and large images. These suit fewer and smaller ones.
 FEW_IMAGES, MOST_PASSES = 10_000, 100  # with fewer training images than this, so many passes over them
@@ -107,7 +107,10 @@ def check_variants(
     recipe: Recipe, variants: Sequence[Recipe], model: Source, data: Data, devices: tf.distribute.Strategy
 ) -> None:
     """Raise the ValueError with which a run by one of the variants of a recipe would end, without training."""
-    config: Any = read_config(model) if isinstance(model, ResolvedModel) else getattr(model, "config", model)
+    config: Any = getattr(model, "config", model)
+    if isinstance(model, ResolvedModel):
+        with open_model(model) as opened:
+            config = opened.config
     for variant in variants:
         config.replace(**variant.config_changes(config))  # checks the values that the model gets
         check_devices(variant, devices)
