@@ -26,8 +26,7 @@ from keras_vit.train.objective import supervised
 from keras_vit.train.prepare import adapt_model
 from keras_vit.train.step import TrainState, make_train_step
 from marks import full_except
-from package_source import PACKAGE
-from test_structure import FLOORS
+from package_source import FLOORS, PACKAGE
 from tiny_models import built
 
 ROOT = doc_blocks.ROOT

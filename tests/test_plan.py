@@ -27,8 +27,8 @@ from keras_vit.train.planner import (
     plan_step,
 )
 from marks import full_except
+from official_counts import GSAM, OFFICIAL
 from refusals import unrefused
-from test_parameter_counts import GSAM, OFFICIAL
 from tiny_models import VARIANTS, prepared, tiny
 
 

@@ -7,22 +7,8 @@ import collections
 import graphlib
 import importlib
 
-from package_source import MODULES, PACKAGE, STUBS, TREES, imported_modules, imported_packages, imports
+from package_source import FLOORS, MODULES, PACKAGE, STUBS, TREES, imported_modules, imported_packages, imports
 
-# Each row is a floor, the lowest first: a module imports only from lower floors and from its own folder.
-FLOORS = (
-    {"errors"},
-    {"_util"},
-    {"digits", "position"},
-    {"model"},
-    {"converters", "export", "visualize"},
-    {"dense", "text"},
-    {"zoo"},
-    {"batch", "train"},
-    {"__init__"},  # the public names; higher floors use the package like its users
-    {"cli"},
-    {"__main__"},
-)
 MOST_AT_THE_TOP = 5  # modules
 DEEPEST = 2  # levels of folders below the package
 SMALLEST_PACKAGE = 4  # modules and packages inside, with __init__
