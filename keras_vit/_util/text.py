@@ -18,7 +18,7 @@ GRAPH_NAMES = re.compile(
     r"|Graph execution error:\s+(?:Detected at .*\n(?:\s*(?:File .*)?\n)*)?"
 )
 
-# Arguments and functions of Keras, timm and transformers -> what does the same here; docs/migrate.md has more.
+# Arguments and functions of Keras, timm and transformers -> what does the same here; docs/load-and-convert.md has more.
 OTHER_WORDS = {
     "pretrained": "weights='default', or weights=None for random ones",
     "checkpoint_path": "weights",
