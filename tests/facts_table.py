@@ -1,4 +1,4 @@
-"""Write the table of facts that a format does not state into docs/load-and-convert.md, from the tables in converters/checkpoints.
+"""Write the table of facts that formats do not state into docs/load-and-convert.md, from converters/checkpoints.
 
 python tests/facts_table.py
 """
