@@ -27,8 +27,9 @@ def fewest_micro_batches(
     """Find the fewest micro-batches that fit into `memory` bytes of a device (None: no limit), or raise."""
     images = recipe.batch_size // replicas
     numbers = [n for n in range(1, images + 1) if images % n == 0]
-    for waiting in (WAITING_BATCHES, 0):  # if there is little memory, few batches will wait
-        for number in numbers:
+    # If there is little memory, few batches will wait.
+    for waiting, tried in ((WAITING_BATCHES, numbers[:-1]), (0, numbers)):
+        for number in tried:
             planned = plan_step(recipe.replace(accumulation=number), config, teacher, replicas=replicas)
             if memory is None or planned.total + waiting * planned.images <= CHOSEN_SHARE * memory:
                 return number

@@ -237,7 +237,7 @@ def _matches(recipe: Recipe, config: ViTConfig) -> dict[str, set[str]]:
 
 # Values that gradients keep, measured in TensorFlow's graphs (tests/test_plan.py) and as memory (docs/decisions.md).
 ATTENTION = 3  # for each value of the tokens: queries, keys and values; and the scores
-MLP, COMPILED_MLP = 4, 1  # for each value of the hidden layer, with GELU; XLA computes the others again
+MLP, GELU = 1, 4  # for each value of the hidden layer; with GELU of single operators, which XLA computes again
 NORM = 2  # for each value of the tokens, in float32
 RESNET = 3.3  # for each value of a unit's output, in float32
 
@@ -258,7 +258,7 @@ def _activations(
     """
     tokens, scores = config.num_tokens * config.hidden_size, config.num_heads * config.num_tokens**2
     hidden, mixed = config.num_tokens * config.mlp_dim, config.hidden_size * (config.tokens_mlp_dim or 0)
-    mlp = COMPILED_MLP if xla else MLP
+    mlp = GELU if config.activation in ("gelu_tanh", "gelu_erf", "hard_swish") and not xla else MLP
     kept = (mlp + config.gated_mlp) * hidden + 2 * tokens * (trains_scales and config.layer_scale is not None)
     kept += mlp * mixed if mixed else ATTENTION * tokens + scores * (2 if config.attention_dropout_rate else 1)
     if trains_kernels:  # the input of each product
