@@ -56,7 +56,7 @@ OTHER_WORDS = {
 
 
 def in_our_words(names: Iterable[str]) -> str:
-    """Say what words of other libraries are here: "num_labels is here num_classes"; "" if none is known."""
+    """Translate names of other libraries' arguments: "num_labels is here num_classes"; "" if none is known."""
     return "; ".join(f"{name} is here {OTHER_WORDS[name]}" for name in names if name in OTHER_WORDS)
 
 

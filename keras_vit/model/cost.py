@@ -28,8 +28,8 @@ def symbolic_model(config: ViTConfig) -> VisionTransformer:
     """Build a float32 model without values, in a fraction of a second; only its structure can be read."""
     drawn = random.getstate()  # from which initializers take their seeds
     try:
-        # Keras lists variables that wait for a value, for each thread, and gives them values when another scope ends.
-        # The list of a thread of its own goes with it.
+        # Keras keeps a list of variables without values for each thread, and gives them values when another scope ends.
+        # A thread of its own has a list of its own, which ends with it.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(_without_values, config).result()
     finally:

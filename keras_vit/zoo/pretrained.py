@@ -379,7 +379,7 @@ def read_config(
     which: str | None = None,
     **file_facts: Any,
 ) -> ViTConfig:
-    """Read the config of what `load_resolved` would load, from headers, without TensorFlow; errors likewise."""
+    """Read the config of what `load_resolved` would load, from headers, without TensorFlow; errors are the same."""
     changes = changes or {}
     expected = resolved.expected_config
     if expected is not None:
