@@ -163,11 +163,8 @@ def variables_by_path(model: Any) -> dict[str, Any]:
     """Collect the variables of a model that a checkpoint holds, by path in the model: "block_0/norm1/gamma"."""
     variables = {}
     for layer in model.layers:
-        for variable in layer.weights:
-            # The state of dropout's random numbers is a variable, but not a weight of a checkpoint.
-            if not variable.path.endswith("seed_generator_state"):
-                start = variable.path.rindex(f"{layer.name}/")
-                variables[variable.path[start:]] = variable
+        for variable in layer.weights:  # without the state of dropout's random numbers
+            variables[variable.path[variable.path.rindex(f"{layer.name}/") :]] = variable
     return variables
 
 
@@ -202,7 +199,7 @@ def _problem(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
         expected = table.tensor_of(path, checkpoint.config.to_dict())
         tensor = expected.tensor if expected else path
         similar = nearest(tensor, match.unknown, cutoff=0.5)
-        hint = f" (the nearest is {similar[0]})" if similar else ""
+        hint = f" (the nearest is {similar[0]})" if similar and similar[0] != tensor else ""
         return f"no tensor for {path} {shape}, such as {tensor}{hint}"
     header = checkpoint.container.headers[source.tensor]
     if not _fits(header.shape, source, table.layout, shape):
@@ -249,7 +246,7 @@ def assign_tensors(
     positions = checkpoint.tensors.sources.get(POSITION)
     for path, variable in variables.items():
         source = checkpoint.tensors.sources.get(path)
-        if source is None:  # zero without a tensor, as `check` found
+        if source is None:  # zero without a tensor, as `check_tensors` found
             variable.assign(np.zeros(variable.shape))
             continue
         shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)

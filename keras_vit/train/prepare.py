@@ -17,7 +17,7 @@ from keras_vit.dense.model import DenseModel, depth, segmenter
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
-from keras_vit.train import distill, masked_patch, planner, strategies
+from keras_vit.train import distill, masked_patch, memory, planner, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import newest, plain_path
 from keras_vit.train.data.pipeline import decode
@@ -362,19 +362,19 @@ def _fit_memory(
 ) -> Recipe:
     """Choose the number of micro-batches and check that they fit; `configs` are of the model and its teacher."""
     saved, done = _saved_run(out)
-    replicas, memory = devices.num_replicas_in_sync, planner.device_memory(strategies.local_replicas(devices))
+    replicas, available = devices.num_replicas_in_sync, memory.device_memory(strategies.local_replicas(devices))
     is_auto = recipe.accumulation == "auto"
     if is_auto:
         number: Any = saved.get("accumulation")
         if not is_count(number, least=1) or recipe.batch_size % (replicas * number):
-            number = planner.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=memory)
+            number = memory.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=available)
         recipe = recipe.replace(accumulation=strategies.largest(number, devices))
     if done >= total:
         return recipe  # the run is finished: nothing has to fit
     planned = planner.plan_step(recipe, *configs, replicas=replicas)
-    planner.check_memory(recipe, planned, memory=memory)
+    memory.check_memory(recipe, planned, memory=available)
     if is_auto and planned.micro_batch * replicas < recipe.batch_size:
-        limit = f" of {byte_size(memory)}" if memory is not None else ""
+        limit = f" of {byte_size(available)}" if available is not None else ""
         where = f" on each of {replicas} devices" if replicas > 1 else ""
         print_line(
             f"batch {recipe.batch_size:,} is computed as {recipe.accumulation} micro-batches of {planned.micro_batch}"
