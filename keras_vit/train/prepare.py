@@ -86,7 +86,7 @@ def build_state(
             distill.check_student(adapted, network, recipe)
         configs = (adapted.config, network.config if network else None)
         recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
-        objective = choose_objective(recipe, adapted, network, has_labels=data.is_labelled)
+        objective = choose_objective(recipe, adapted, network, data)
         state = TrainState(recipe, adapted, objective, total_steps=total)
     _check_head(recipe, state.model, trains_head=state.trains_head)
     if recipe.head_start == "zeros":  # otherwise the starting weights are good
@@ -94,13 +94,13 @@ def build_state(
     return state, data
 
 
-def choose_objective(recipe: Recipe, model: Model, teacher: Model | None, *, has_labels: bool) -> Objective:
+def choose_objective(recipe: Recipe, model: Model, teacher: Model | None, data: Data) -> Objective:
     """Make the objective that a recipe names, with its layers. Call it in the strategy's scope."""
     if recipe.objective == "masked_patch":
         return masked_patch.objective(model, remat=recipe.remat)
     if teacher:
-        return distill.objective(recipe, model, teacher, has_labels=has_labels)
-    return supervised(recipe, model)
+        return distill.objective(recipe, model, teacher, has_labels=data.is_labelled)
+    return supervised(recipe, model, has_several_labels=data.multi_label)
 
 
 def check_variants(
@@ -324,8 +324,8 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
         changes = {"num_classes": num_classes, "labels": labels}
     elif labels and not are_comparable(config.labels, num_classes, labels):
         changes = {"labels": labels}
-    if recipe.objective == "softmax":
-        changes["probabilities"] = "softmax"
+    if recipe.trains_head:
+        changes["probabilities"] = recipe.probabilities
     if recipe.reset_head:
         changes["representation_size"] = None
     target = config.replace(**changes | recipe.config_changes(config))

@@ -115,13 +115,14 @@ class Probe:
                 with stop.held():
                     checkpoints.save(int(self._done.numpy()))
             raise
-        metrics, history = ({}, []) if speed is None else self.fit(print_line)
+        metrics, history, temperature = ({}, [], None) if speed is None else self.fit(print_line)
         if log:
             for line in history:
                 log.write(**line)
             log.close()
         is_stopped = speed is None
-        return Outcome(self.model, metrics, history, int(not is_stopped), speed or 0.0, is_stopped)
+        steps = int(not is_stopped)
+        return Outcome(self.model, metrics, history, steps, speed or 0.0, is_stopped, temperature=temperature)
 
     def compute(self, checkpoints: Checkpoints | None, stop: Stop, *, show: bool) -> float | None:
         """Compute the features that are missing; return the images per second, or None after a request to stop."""
@@ -195,8 +196,8 @@ class Probe:
                 yield offset + split.count, None
             offset += split.count
 
-    def fit(self, print_line: PrintLine) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
+    def fit(self, print_line: PrintLine) -> tuple[dict[str, float], list[dict[str, Any]], float]:
+        """Set the head; return its metrics on held-out images ({} without any), the log's lines, the temperature."""
         regressions, held_out, held_out_labels = self._regressions()
         config = self.model.config
         columns = {blocks: block_columns(config, blocks) for blocks in _numbers_of_blocks(self.recipe, config)}
@@ -218,14 +219,14 @@ class Probe:
             for number, candidate in enumerate(candidates, 1)
         ]
         if not len(held_out):
-            return {}, history
+            return {}, history, 1 / best.scale
         logits = held_out[:, columns[best.blocks]] @ np.asarray(head.kernel) + np.asarray(head.bias)
         targets = task.targets(tf.constant(held_out_labels))
         sums = task.sums(logits, targets, np.ones(len(held_out), np.float32))
         means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
         metrics = {TRAINING_NAMES.get(name, name): value for name, value in means.items()}
         history.append({"step": len(candidates), **{f"evaluation_{name}": value for name, value in metrics.items()}})
-        return metrics, history
+        return metrics, history, 1 / best.scale
 
     def _regressions(self) -> tuple[Regressions, np.ndarray, np.ndarray]:
         """Regressions on the training images; the features and labels of the held-out ones."""
