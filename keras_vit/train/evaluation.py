@@ -19,11 +19,13 @@ import tensorflow as tf
 from keras_vit._util import html
 from keras_vit._util.checks import check_counts, json_able, one_of
 from keras_vit._util.progress import track
+from keras_vit._util.text import image_rate
 from keras_vit.dense.model import DenseModel
 from keras_vit.model import task as tasks
 from keras_vit.model.calibration import Calibration as Calibration
 from keras_vit.model.classify import check_outputs, check_unbroken, find_broken
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.cost import say_time
 from keras_vit.model.task import Classification, Task
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import strategies
@@ -140,7 +142,7 @@ class Evaluation:
             "without a label": self.unlabelled or None,
             "unreadable": self.skipped or None,
             "other files": self.unread or None,
-            "images/s": f"{self.images_per_second:,.0f}",
+            "speed": image_rate(self.images_per_second),
         }
         return html.facts(self.data, values)
 
@@ -162,7 +164,7 @@ class Evaluation:
             f"{self.data}{measured}: {', '.join(metrics)}"
             + (", ReaL labels" if self.labels == "real" else "")
             + (f"; left out: {', '.join(left_out)}" if left_out else "")
-            + f"; {self.images_per_second:,.0f} images/s"
+            + f"; {image_rate(self.images_per_second)}"
             + "".join(
                 f"\n{name}: {', '.join(map(' '.join, _format_metrics(each)))}" for name, each in self.by_class.items()
             )
@@ -293,6 +295,8 @@ def measure(
     together = batch_size * devices.num_replicas_in_sync
     show = progress and strategies.is_chief(devices)
     batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
+    if show and strategies.is_cpu() and isinstance(model, VisionTransformer):
+        say_time(model, held_out.count)
     shown = track(batches, "Evaluating", total=ceil(held_out.count / together), show=show)
     names = (*task.sum_names, BROKEN)
     step = _compiled_step(replicated, task, devices, keeps_outputs=keeps_outputs)

@@ -307,7 +307,6 @@ WAITING_BATCHES = 4  # that the input pipeline prepares meanwhile
 UNPLANNED_BYTES = 2**30  # of a CPU's memory, for compilers and a second copy of the weights in the first step
 REFUSED_SHARE = 1.35  # a stated number is refused above it
 EVALUATION_BATCH = 64
-CORE_FLOPS = 5e10  # of one core of a CPU in a second, about
 CPU_STEP_FLOPS, LEAST_BATCH = 1e12, 16  # of a step of distillation that is chosen for a CPU: up to ten seconds
 _LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
 

@@ -15,6 +15,7 @@ from keras_vit._util.text import byte_size, duration, warn
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.dense.model import DenseModel, depth, segmenter
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import cpu_seconds
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train import distill, masked_patch, planner, strategies
@@ -378,10 +379,11 @@ def _fit_memory(
             f"{where}: {byte_size(planned.total)}{limit}"
         )
     if strategies.is_cpu() and planned.step_flops > 2 * planner.CPU_STEP_FLOPS:
-        seconds = planned.step_flops / (planner.CORE_FLOPS * (os.cpu_count() or 1))
+        seconds = cpu_seconds(planned.step_flops)
         print_line(
-            f"a step computes {planned.step_flops / 1e12:.1f} TFLOP, perhaps {duration(seconds)} on this CPU. A "
-            f"smaller image_size (now {max(configs[0].size)}), batch_size or model is faster"
+            f"a step computes {planned.step_flops / 1e12:.1f} TFLOP, perhaps {duration(seconds)} on this CPU, and "
+            f"{duration(seconds * (total - done))} for {total - done:,} steps. Faster: a smaller --image-size (now "
+            f"{max(configs[0].size)}), --steps or batch_size, or a smaller model"
         )
     return recipe
 

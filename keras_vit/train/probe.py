@@ -14,7 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.progress import counter
+from keras_vit._util.text import image_rate
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import count_model, cpu_seconds, say_time
 from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.train import prepare, strategies
@@ -132,20 +134,34 @@ class Probe:
         waiting: list[list[np.ndarray]] = []  # features, labels and rows of images after the first `done`
         part = f"this batch of {self.recipe.batch_size} images"
         seconds: float | None = None  # of a batch
+        guess = None
+        if strategies.is_cpu():
+            guess = cpu_seconds(self.recipe.batch_size * count_model(self.model).flops)
+            if show:
+                say_time(self.model, self.total - done, "--image-size")
+        saves = checkpoints is not None
         minutes = self.recipe.checkpoint_minutes
-        with counter("Computing features", total=self.total, done=done, show=show) as advance:
+        with (
+            counter("Computing features", total=self.total, done=done, show=show) as advance,
+            stop.during("reading the next images", saves=saves),
+        ):
             for offset, batch in self._batches(done):
                 before = end
+                if batch is not None and stop.requested:
+                    if checkpoints:
+                        with stop.held():
+                            checkpoints.save(done)
+                    return None
                 if batch is None:  # the end of a split, whose last images may have been left out
                     end = offset
                 else:
                     began = time.monotonic()
-                    with stop.during(describe_wait(part, seconds), saves=checkpoints is not None):
+                    with stop.during(describe_wait(part, seconds, guess=guess), saves=saves):
                         features, labels, indices = in_thread(collect, [batch])
                     seconds = time.monotonic() - began
                     waiting.append([features, labels, offset + indices])
                     end = offset + int(indices.max(initial=before - offset - 1)) + 1
-                advance(end - before, f"{(end - first) / (time.monotonic() - start):,.0f} images/s")
+                advance(end - before, image_rate((end - first) / (time.monotonic() - start)))
                 # Sums are added up in the same blocks whenever the run was stopped: they are the same to the bit.
                 if not self._sums or batch is None or end - done >= ADDED:
                     with stop.held():
