@@ -170,7 +170,8 @@ def evaluate(
     if out and (real or few_shot):
         raise ValueError("--out is for images with one class: leave out --real and --few-shot")
     if out:
-        from keras_vit.train.examination import result_paths
+        with options.quiet():
+            from keras_vit.train.examination import result_paths
 
         result_paths(out, predictions=predictions)  # before the work
     found = options.find_model(model, **chosen)
