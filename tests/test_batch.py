@@ -92,6 +92,8 @@ def test_each_image_of_a_folder_is_one_row_of_what_model_embed_returns(tmp_path:
     assert found.schema.field("embeddings").type == pa.list_(pa.float32(), 32)
     assert found["path"].to_pylist() == paths and found["error"].null_count == 13
     np.testing.assert_allclose(found["embeddings"].to_pylist(), embeddings(len(paths)), rtol=0, atol=TOLERANCE)
+    # A pattern of vectors meets nothing else.
+    assert all(path.name.startswith("part-") for path in (tmp_path / "out").glob("*.parquet"))
 
 
 @pytest.mark.full
@@ -372,9 +374,9 @@ def test_a_damaged_folder_of_rows_is_an_error(tmp_path: Path) -> None:
     fields = ({"files": -4}, {"files": 10**12}, {"images": 3}, {"working_folder": 3})
     for text in ("{", "[]", "null", "[" * 100_000, *(json.dumps({**record, **field}) for field in fields)):
         (out / "_run.json").write_text(text)
-        with pytest.raises(ValueError, match="_run.json or _images.parquet is damaged.*Choose a new folder"):
+        with pytest.raises(ValueError, match="_run.json or _images.listing is damaged.*Choose a new folder"):
             embed(model(), tmp_path / "photos", to=out)
-    for name in ("part-00000-of-00001.parquet", "part-00007-of-00009.parquet", "_images.parquet"):
+    for name in ("part-00000-of-00001.parquet", "part-00007-of-00009.parquet", "_images.listing"):
         foreign = pa.table({"x": [1, 2]}).slice(0, 0 if name.startswith("_") else 2)
         for kind in ("truncated", "foreign"):
             shutil.copytree(tmp_path / "whole", out := tmp_path / f"{name} {kind}")

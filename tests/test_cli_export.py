@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -124,12 +125,54 @@ def test_a_folder_is_a_saved_model_with_requests_for_warm_up(saved: Path) -> Non
 def test_a_command_without_sizes_warms_up_for_one_file(
     options: tuple[Any, ...], sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("tensorflow_serving")
     passed: list[Any] = []
     monkeypatch.setattr(_saved_model, "_write_warmup", lambda folder, signatures, found: passed.extend(found))
     converters.save(built(num_layers=1), tmp_path / "tiny.npz", format="google")
     run("export", tmp_path / "tiny.npz", "--to", tmp_path / "1", *options)
     assert passed == sizes
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "images"),
+    [
+        ("dynamic", (), None),
+        ("dynamic", ("--calibrate",), 20),
+        ("int8", (), 10),
+        ("int8", ("--calibrate",), 10),
+        ("none", (), 20),
+    ],
+)
+def test_a_command_rounds_kernels_only_where_it_must_or_is_asked(
+    mode: str,
+    options: tuple[str, ...],
+    images: int | None,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: dict[str, Any] = {}
+
+    def exported(*_: Any, **given: Any) -> Any:
+        found.update(given)
+        return SimpleNamespace(to_dict=dict)
+
+    monkeypatch.setattr("keras_vit.export.tflite", exported)
+    said: list[str] = []
+    monkeypatch.setattr("keras_vit.cli.export.print_line", said.append)
+    run("export", "digits", "--to", tmp_path / "x.tflite", "--quantize", mode, "--images", pictures, *options)
+    assert (found["calibration"] and len(found["calibration"])) == images
+    assert len(found["verify"]) == (10 if mode == "int8" else 20)
+    assert any("takes minutes" in line for line in said) == (mode != "none" and images is not None)
+
+
+def test_calibrate_needs_images_and_something_to_round(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ("export", "digits", "--calibrate", "--to", tmp_path / "x.tflite")
+    assert "--calibrate needs --images FOLDER" in fails(monkeypatch, *line)
+    assert "float16 does not" in fails(monkeypatch, *line, "--quantize", "float16", "--images", pictures)
+    folder = ("export", "digits", "--calibrate", "--to", tmp_path / "1", "--images", pictures)
+    assert "a SavedModel (a .tflite file has that suffix) does not take --calibrate" in fails(monkeypatch, *folder)
 
 
 def test_the_copy_of_standard_error_needs_no_close() -> None:

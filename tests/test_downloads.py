@@ -284,6 +284,24 @@ def test_a_file_of_the_hub_is_downloaded_once(hub: FileServer, monkeypatch: pyte
         fetch("hf://org/repo/x.npz")
 
 
+def test_without_a_connection_there_is_one_attempt_and_a_copy_is_used(
+    hub: FileServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from huggingface_hub import constants
+
+    hub.files["/org/repo/resolve/main/x.npz"] = Served(GOOD, headers={"X-Repo-Commit": "c" * 40, "ETag": '"e"'})
+    copy = fetch("hf://org/repo/x.npz")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{free.getsockname()[1]}"  # bound, and nobody listens
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", closed + "/{repo_id}/{revision}/{filename}")
+        monkeypatch.setattr(constants, "ENDPOINT", closed)
+        with pytest.raises(DownloadError, match="There is no connection to 127.0.0.1"):
+            fetch("hf://org/repo/other.npz")
+        assert fetch("hf://org/repo/x.npz") == copy
+    assert not [record for record in caplog.records if "Retry" in record.getMessage()]
+
+
 def test_the_hub_says_why_a_file_is_not_available(hub: FileServer) -> None:
     for code, status, message in (
         ("GatedRepo", "403", "accept its terms at https://huggingface.co/org/repo and log in with `hf auth login`"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -62,14 +63,16 @@ def end_in_batch(number: int, end: type[BaseException], monkeypatch: pytest.Monk
     monkeypatch.setattr(probe, "in_thread", collect)
 
 
+@pytest.mark.parametrize(("number", "words"), [(1, r"perhaps \d+ s"), (2, r"about \d+ s at most")])
 def test_ctrl_c_says_how_long_the_batch_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, words: str
 ) -> None:
+    monkeypatch.setattr(probe.strategies, "is_cpu", lambda: True)  # the first is guessed by its arithmetic
     in_thread, computed = probe.in_thread, []
 
     def interrupt(*arguments: Any) -> Any:
         computed.append(arguments)
-        if len(computed) == 2:
+        if len(computed) == number:
             os.kill(os.getpid(), signal.SIGINT)
         return in_thread(*arguments)
 
@@ -77,9 +80,32 @@ def test_ctrl_c_says_how_long_the_batch_takes(
     recipe = train.recipe("linear-probe", batch_size=16, start="scratch", layers=1)
     model = tiny(image_size=8, num_layers=1)
     result = train.run(recipe, model=model, data=arrays(70, 20), out=tmp_path, progress=False)
-    assert result.stopped and len(computed) == 2
+    assert result.stopped and len(computed) == number
     said = capsys.readouterr().err
-    assert re.search(r"Stopping after this batch of 16 images \(about \d+ s at most\), then saving a checkpoint", said)
+    assert re.search(rf"Stopping after this batch of 16 images \({words}\), then saving a checkpoint", said)
+
+
+def test_ctrl_c_while_images_are_read_computes_no_batch_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_thread, batches, computed = probe.in_thread, probe.distribute_batches, []
+
+    def interrupting(*arguments: Any, **named: Any) -> Any:
+        for number, batch in enumerate(batches(*arguments, **named)):
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield batch
+
+    monkeypatch.setattr(probe, "distribute_batches", interrupting)
+    monkeypatch.setattr(probe, "in_thread", lambda *each: computed.append(each) or in_thread(*each))
+    recipe = train.recipe("linear-probe", batch_size=16, start="scratch", layers=1)
+    run = functools.partial(train.run, recipe, model=tiny(image_size=8, num_layers=1), data=arrays(70, 20))
+    result = run(out=tmp_path, progress=False)
+    assert result.stopped and len(computed) == 1
+    assert "Stopping after reading the next images, then saving a checkpoint" in capsys.readouterr().err
+    monkeypatch.setattr(probe, "distribute_batches", batches)
+    assert run(out=tmp_path, progress=False).metrics == run(progress=False).metrics
+    assert len(computed) == 1 + 6 + 7  # 70 and 20 images are 5 and 2 batches
 
 
 # Fields of a model, and the parts of the head that reads all of its two blocks.

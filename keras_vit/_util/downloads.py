@@ -35,6 +35,7 @@ TIMEOUT = 20.0  # seconds without a byte or a connection after which an attempt 
 CHUNK = 1 << 18
 UNAVAILABLE_STATUS = (401, 403, 404, 410)
 TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_REACHED: set[str] = set()  # servers that this process has reached
 
 
 class Remote(NamedTuple):
@@ -160,19 +161,32 @@ def _no_connection(host: str | None) -> str:
     )
 
 
+def _has_connection(endpoint: str) -> bool:
+    """Try once to reach a server, whatever it answers; one that was reached is not asked again."""
+    if endpoint not in _REACHED:
+        try:
+            requests.head(endpoint, timeout=TIMEOUT).close()
+        except (requests.ConnectionError, requests.Timeout):
+            return False
+        _REACHED.add(endpoint)
+    return True
+
+
 def _from_hub(remote: Remote) -> Path:
     """Get a file of the Hugging Face Hub, cached and verified by the hub's own package."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     hub = HUB_SOURCE.fullmatch(remote.url)
     assert hub
+    # The hub's package would try six times, with a line for each, before it looks for a copy.
+    is_local = _offline() or not _has_connection(constants.ENDPOINT)
     try:
-        path = hf_hub_download(hub["repo"], hub["path"], revision=hub["revision"], local_files_only=_offline())
+        path = hf_hub_download(hub["repo"], hub["path"], revision=hub["revision"], local_files_only=is_local)
     except LocalEntryNotFoundError as error:
         if _offline():
             raise FileUnavailableError(_offline_message(remote)) from error
-        raise DownloadError(_no_connection("huggingface.co")) from error
+        raise DownloadError(_no_connection(urlsplit(constants.ENDPOINT).hostname)) from error
     except (EntryNotFoundError, RepositoryNotFoundError) as error:
         advice = (
             f" If it exists, accept its terms at https://huggingface.co/{hub['repo']} and log in with `hf auth login`."

@@ -126,6 +126,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / size:,.{1 if seconds / size < 9.95 else 0}f} {unit}"
 
 
+def image_rate(speed: float) -> str:
+    """Format a speed, never a slow one as 0.
+
+    >>> image_rate(1234.5), image_rate(0.163)
+    ('1,234 images/s', '0.16 images/s')
+    """
+    return f"{speed:,.0f} images/s" if speed >= 9.95 else f"{speed:.2g} images/s"
+
+
 def scaled(number: float, base: int, units: tuple[str, ...]) -> str:
     """Format a number from 0 with about three digits and a unit; each unit is `base` times the one before."""
     power = 0

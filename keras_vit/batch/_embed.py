@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_vit._util.text import needs_extra, warn
+from keras_vit._util.text import image_rate, needs_extra, warn
 
 with needs_extra("keras_vit.batch", "batch"):
     import fsspec  # noqa: F401
@@ -26,6 +26,7 @@ from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import RECORD, EmbedResult, Folder, open_folder
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import say_time
 from keras_vit.model.images import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.zoo.pretrained import ResolvedModel, load_any, resolve
@@ -131,11 +132,14 @@ def embed(
             computed = compute.Worker(loaded, **settings).run(folder, numbers)
         # Only the files of records know how many images they have.
         total = None if folder.record["records"] else folder.record["images"] * len(numbers) // folder.record["files"]
+        is_cpu = not any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
+        if progress and total and is_cpu and engine == "local":
+            say_time(loaded, total, "--image-size")
         with counter("Computing", total=total, show=progress) as advance:
             start, done = time.perf_counter(), 0
             for images in computed:
                 done += images
-                advance(images, f"{done / (time.perf_counter() - start):,.0f} images/s")
+                advance(images, image_rate(done / (time.perf_counter() - start)))
     return folder.result()
 
 

@@ -18,9 +18,10 @@ from keras_vit._util.files import MAX_BYTES, check_results, hash_files, replacin
 from keras_vit._util.text import error_reason
 from keras_vit.batch import images
 
-# Readers of Parquet folders leave out names with an underscore.
+# Readers of Parquet folders leave out names with an underscore, and patterns of file names the ending .listing. It is a
+# Parquet file too.
 RECORD = "_run.json"
-LISTING = "_images.parquet"
+LISTING = "_images.listing"
 INPUTS = b"keras_vit.inputs"  # in an output file's schema: the `hash_files` of its images, from before they were read
 
 

@@ -27,6 +27,7 @@ app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_e
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": show.list_models,
     "show": show.show,
+    "fetch": show.fetch,
     "predict": predict.predict,
     "embed": batch.embed,
     "search": batch.search,

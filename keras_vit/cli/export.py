@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from keras_vit._util.checks import option_names
 from keras_vit._util.files import check_folder_path, check_results, record_results
+from keras_vit._util.progress import print_line
 from keras_vit._util.text import text_lines
 from keras_vit.cli import options
 from keras_vit.export.accelerators import PHONE_ACCELERATORS
@@ -19,7 +20,7 @@ MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 MAX_PHONE_IMAGES = 10
 FILE_OPTIONS = [name for name in option_names(Options) if name not in options.MODEL_NAMES]
 # Options of `keras-vit export` that only a .tflite file takes, and those that only a SavedModel takes.
-TFLITE_OPTIONS = [name for name in FILE_OPTIONS if name != "labels"]
+TFLITE_OPTIONS = ["calibrate", *(name for name in FILE_OPTIONS if name != "labels")]
 SAVED_MODEL_OPTIONS = ("top", "warmup", "dtype")
 GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 
@@ -32,8 +33,8 @@ def export(
     images: Annotated[
         list[str] | None,
         Option(
-            help="Image files, folders and patterns for calibration and comparison: one half for each in a mode that "
-            "needs calibration; may be repeated."
+            help="Image files, folders and patterns for the comparison; in a mode that needs calibration one half "
+            "calibrates. May be repeated."
         ),
     ] = None,
     verify_on: Annotated[
@@ -43,6 +44,14 @@ def export(
     warmup: Annotated[
         list[int] | None, Option(help="Batch size for which a server warms up; may be repeated. Default: 1.")
     ] = None,
+    calibrate: Annotated[
+        bool,
+        Option(
+            "--calibrate",
+            help="Also compute the --images to round kernels for them, in a mode that does not need it, such as "
+            "dynamic: minutes in place of seconds, for a slightly closer file.",
+        ),
+    ] = False,
     dtype: Annotated[str | None, Option(help="Of a SavedModel's weights: float32 or bfloat16.")] = None,
     as_json: options.Json = False,
     **given: Any,
@@ -73,6 +82,9 @@ def export(
             raise ValueError(
                 f"--quantize {wanted.mode_name} needs calibration images: --images FOLDER, a hundred or more"
             )
+        if calibrate and not (files and (mode.needs_calibration or mode.gptq)):
+            needed = f"a mode that rounds kernels, which {wanted.mode_name} does not" if files else "--images FOLDER"
+            raise ValueError(f"--calibrate needs {needed}")
     with options.quiet():
         from keras_vit import export as exports
 
@@ -84,10 +96,17 @@ def export(
                 files, compared = files[::2], files[1::2]
         if is_saved_model:
             own = {name: context.params[name] for name in SAVED_MODEL_OPTIONS}
-            own["warmup"] = own["warmup"] or None  # an option that was not given is an empty list
+            own["warmup"] = own["warmup"] or (1,)  # an option that was not given is an empty list
             report = exports.saved_model(loaded, to, labels=given["labels"], verify=compared, **own)
         else:
-            report = exports.tflite(loaded, to, calibration=files, verify=compared, progress=not as_json, **given)
+            rounds = mode.needs_calibration or calibrate
+            calibration = files if rounds or not mode.gptq else None  # without GPTQ they cost nothing
+            if files and rounds:
+                print_line(
+                    f"calibration: {len(files)} images are computed and kernels rounded for them, which takes minutes "
+                    "for a model of many blocks; --quantize dynamic without --calibrate takes seconds"
+                )
+            report = exports.tflite(loaded, to, calibration=calibration, verify=compared, progress=not as_json, **given)
     options.print_result(report, as_json)
 
 

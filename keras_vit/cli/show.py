@@ -1,4 +1,4 @@
-"""The commands `keras-vit list`, which starts no TensorFlow, and `show`, which counts the layers of a model."""
+"""The commands `keras-vit list` and `fetch`, which start no TensorFlow, and `show`, which counts a model's layers."""
 
 from __future__ import annotations
 
@@ -166,6 +166,43 @@ def show(
         else:
             text = summary(weights, config) + (f"\n\n{catalogue.details(card)}" if card else "")
     options.echo(text)
+
+
+def fetch(
+    models: Annotated[
+        list[str], Argument(help="Names of the zoo, or URLs of checkpoints.", autocompletion=options.complete_model)
+    ],
+    weights: options.Weights = None,
+    accept_license: options.License = False,
+    as_json: options.Json = False,
+) -> None:
+    """Download and verify the files of models, also text encoders and tokenizers, and print their paths.
+
+    Afterwards the other commands need no network for these models, such as in a container.
+    """
+    from keras_vit.dense.config import cards as map_cards
+    from keras_vit.dense.config import fetch_card
+    from keras_vit.zoo._pairs import fetch_text
+    from keras_vit.zoo.pretrained import fetch_files, resolve
+
+    maps = {name for name in models if name in map_cards()}
+    if maps and weights is not None:
+        raise ValueError(f"--weights are for models of one file each. Received: {weights!r:.200} and {min(maps)}")
+    for name in models:  # a wrong name is an error before the first download
+        if name not in maps:
+            resolve(name, weights)
+    fetched: dict[str, list[str]] = {}
+    for name in models:
+        if name in maps:
+            paths = fetch_card(name, accept_license=accept_license)
+        else:
+            resolved = options.find_model(name, weights, accept_license=accept_license).resolved  # reads the headers
+            paths = fetch_files(resolved) + ([] if resolved.is_file else fetch_text(resolved))
+        fetched[name] = list(dict.fromkeys(map(str, paths)))
+    if as_json:
+        options.echo(json.dumps(fetched, indent=2))
+    else:
+        options.echo("\n".join(dict.fromkeys(itertools.chain.from_iterable(fetched.values()))))
 
 
 def _print_named_weights(name: str) -> None:

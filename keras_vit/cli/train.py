@@ -108,7 +108,9 @@ def train(
     if not as_json:
         options.echo(_result_line(result, folder))
         return
-    shown = {name: getattr(result, name) for name in ("steps", "stopped", "skipped", "unread", "metrics")}
+    shown = {
+        name: getattr(result, name) for name in ("steps", "stopped", "skipped", "unread", "metrics", "temperature")
+    }
     best = dataclasses.asdict(result.best) if result.best else None
     options.echo(json.dumps({"out": str(folder), **shown, "best": best}, indent=2))
 
@@ -121,6 +123,8 @@ def _result_line(result: Result, folder: Path) -> str:
     figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     steps = f"{result.steps} steps" if result.steps > 1 else "1 step"
     line = f"{folder}/model.keras after {steps}: {figures or 'nothing to evaluate on'}"
+    if result.temperature is not None:
+        line += f", temperature {result.temperature:.3g}"
     best = result.best
     if best and best.step < result.steps:
         name, value = next(iter(best.metrics.items()))
@@ -166,7 +170,8 @@ def evaluate(
     if out and (real or few_shot):
         raise ValueError("--out is for images with one class: leave out --real and --few-shot")
     if out:
-        from keras_vit.train.examination import result_paths
+        with options.quiet():
+            from keras_vit.train.examination import result_paths
 
         result_paths(out, predictions=predictions)  # before the work
     found = options.find_model(model, **chosen)
@@ -181,18 +186,15 @@ def evaluate(
         lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies.items()]
         options.echo(json.dumps(rows, indent=2) if as_json else options.aligned(lines, right=(0, 2)))
         return
-    evaluation = training.evaluate(
-        loaded,
-        data,
-        split=split,
-        batch_size=batch_size,
-        labels="real" if real else "single",
-        progress=not as_json,
-        **source,
-    )
+    source |= {"split": split, "batch_size": batch_size, "progress": not as_json}
+    with options.quiet():
+        if out:  # which measures, too
+            examined = training.examine(loaded, data, **source)
+            evaluation = examined.evaluation
+        else:
+            evaluation = training.evaluate(loaded, data, labels="real" if real else None, **source)
     options.print_result(evaluation, as_json)
     if out:
-        examined = training.examine(loaded, data, split=split, batch_size=batch_size, progress=not as_json, **source)
         options.echo("\n".join(map(str, examined.write(out, predictions=predictions))), err=as_json)
 
 

@@ -207,8 +207,8 @@ def cards() -> dict[str, MapCard]:
     return found
 
 
-def fetch_card(name: str, *, accept_license: bool) -> Path:
-    """Return the file of a published model after fetching what is beside it; errors as `dense.load`."""
+def fetch_card(name: str, *, accept_license: bool) -> list[Path]:
+    """Fetch the files of a published model; return their paths, the weights' first. Errors as `dense.load`."""
     from keras_vit._util.downloads import check_license, fetch
 
     known = cards()
@@ -219,9 +219,8 @@ def fetch_card(name: str, *, accept_license: bool) -> Path:
     card = known[name]
     folder = f"hf://{card.repository}/"
     check_license(f"{folder}model.safetensors", name, card.license, card.terms, is_accepted=accept_license)
-    for beside in ("config.json", "preprocessor_config.json"):
-        fetch(folder + beside)
-    return fetch(f"{folder}model.safetensors")
+    beside = [fetch(folder + file) for file in ("config.json", "preprocessor_config.json")]
+    return [fetch(f"{folder}model.safetensors"), *beside]
 
 
 def read_backbone_config(path: Path) -> ViTConfig | None:

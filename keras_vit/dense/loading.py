@@ -160,7 +160,7 @@ def load(
         (50, 70)
     """
     name = as_path(path, "path")
-    file = find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)
+    file = find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)[0]
     if is_keras_file(file):
         return _load_keras(file, backbone, allow_nonfinite=allow_nonfinite)
     if isinstance(backbone, str | os.PathLike):

@@ -1,7 +1,6 @@
 """Write SavedModels, which TensorFlow serves without Keras and without this package."""
 
 import dataclasses
-import importlib.util
 import itertools
 import os
 import tempfile
@@ -14,7 +13,6 @@ import tensorflow as tf
 
 from keras_vit._util.checks import as_path, check_counts, is_count, one_of
 from keras_vit._util.files import check_folder_path, temporary_path
-from keras_vit._util.text import needs_extra
 from keras_vit.export import samples, server, verification
 from keras_vit.export.report import Report, measure_resources
 from keras_vit.model.config import ViTConfig
@@ -32,7 +30,7 @@ def saved_model(
     *,
     labels: str | Sequence[str] | None = None,
     top: int = 5,
-    warmup: Iterable[int] | None = None,
+    warmup: Iterable[int] = (1,),
     dtype: str | None = None,
     verify: Any = None,
 ) -> Report:
@@ -60,7 +58,7 @@ def saved_model(
             model's own list. Without any, classes are named by their numbers.
         top: number of classes in `classes` and `scores`, from 1.
         warmup: batch sizes, from 1, which a server runs before it serves (assets.extra/tf_serving_warmup_requests); ()
-            means none. None is (1,) if tensorflow-serving-api is installed, which writes them; the report says which.
+            means none.
         dtype: "float32" or "bfloat16", of weights and matrix products; None for the model's own. "bfloat16" halves the
             folder and the memory, and is fast on processors with AMX or AVX512_BF16 only.
         verify: images for the comparison, as for `export.verify`; None for built-in patterns.
@@ -70,7 +68,6 @@ def saved_model(
 
     Raises:
         FileExistsError: there is something at `path`.
-        ImportError: `warmup` has batch sizes, and tensorflow-serving-api is not installed.
         ValueError: labels, top, warmup or dtype do not fit, or model or back end are of another kind.
         VerificationError: the outputs are not those of the model.
 
@@ -118,17 +115,12 @@ def _check_model(model: VisionTransformer, top: int) -> None:
     check_counts(top=top)
 
 
-def _warmup_sizes(warmup: Iterable[int] | None) -> list[int]:
-    """Check the batch sizes of the warm-up requests; none if the default cannot be written."""
-    sizes: list[Any] = [1] if warmup is None else list(warmup) if isinstance(warmup, Iterable) else [None]
+def _warmup_sizes(warmup: Iterable[int]) -> list[int]:
+    """Check the batch sizes of the warm-up requests."""
+    sizes: list[Any] = list(warmup) if isinstance(warmup, Iterable) else [None]
     if not all(is_count(size, least=1) for size in sizes):
         raise ValueError(f"warmup must be batch sizes >= 1, such as (1, 8); () means none. Received: {warmup!r:.200}")
-    if not sizes or importlib.util.find_spec("tensorflow_serving") is not None:
-        return [int(size) for size in sizes]
-    if warmup is None:
-        return []
-    with needs_extra(f"warmup={sizes}", "serving"):
-        raise ModuleNotFoundError(name="tensorflow_serving")
+    return [int(size) for size in sizes]
 
 
 def _write_graph(model: VisionTransformer, folder: Path, *, names: Sequence[str] | None, top: int) -> list[str]:
@@ -150,15 +142,25 @@ def _write_warmup(folder: Path, signatures: Sequence[str], sizes: Sequence[int])
         raise ValueError(f"warmup must be at most {limit} batch sizes. Received: {len(sizes)}")
     if not sizes or not signatures:
         return
-    from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
-
     image = tf.io.encode_jpeg(tf.fill((8, 8, 3), tf.constant(128, tf.uint8))).numpy()
     path = folder / WARMUP_FILE
     path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as records:
         for name, size in itertools.product(signatures, sizes):
-            log = PredictionLog()
-            request = log.predict_log.request  # the server adds the model's name
-            request.model_spec.signature_name = name
-            request.inputs["image_bytes"].CopyFrom(tf.make_tensor_proto([image] * size))
-            records.write(log.SerializeToString())
+            records.write(_prediction_log(name, tf.make_tensor_proto([image] * size).SerializeToString()))
+
+
+def _prediction_log(signature: str, images: bytes) -> bytes:
+    """Serialize a PredictionLog of TensorFlow Serving (apis/prediction_log.proto); the server adds the model's name."""
+    model_spec = _field(3, signature.encode())  # signature_name
+    entry = _field(1, b"image_bytes") + _field(2, images)  # of the map `inputs`
+    predict_log = _field(1, _field(1, model_spec) + _field(2, entry))  # request: model_spec, inputs
+    return _field(6, predict_log)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Encode a field of text, bytes or a message in the format of protocol buffers: key, length, content."""
+    length, left = b"", len(content)
+    while left > 0x7F:
+        length, left = length + bytes([left & 0x7F | 0x80]), left >> 7
+    return bytes([number << 3 | 2]) + length + bytes([left]) + content

@@ -1,7 +1,6 @@
 """The report of an export: the comparison with the model, and the time and memory that the export took."""
 
 import contextlib
-import importlib.util
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 from keras_vit._util import html
 from keras_vit._util.checks import json_able
-from keras_vit._util.text import byte_size, install_command
+from keras_vit._util.text import byte_size
 from keras_vit.export.accelerators import Accelerated
 
 NOT_COMPARED = (
@@ -154,7 +153,8 @@ class Report:
         if self.files_error is not None:
             lines.append(f"answers to image files differ by up to {self.files_error:.1e}")
         if self.warmup is not None:
-            lines.append(f"warm-up requests: {self._warmup_text()}")
+            sizes = ", ".join(map(str, self.warmup))
+            lines.append(f"warm-up requests: {f'for batches of {sizes}' if sizes else 'none'}")
         threads = "" if self.threads is None else f" on {self.threads} thread{'s' if self.threads > 1 else ''}"
         if self.accelerated is not None:
             lines.append(str(self.accelerated))
@@ -174,12 +174,6 @@ class Report:
         if self.mean_cosine is None or self.images == 1:
             return f"{self.cosine:.6f}"
         return f"{self.mean_cosine:.6f} (lowest {self.cosine:.6f})"
-
-    def _warmup_text(self) -> str:
-        if self.warmup:
-            return f"for batches of {', '.join(map(str, self.warmup))}"
-        can_write = importlib.util.find_spec("tensorflow_serving") is not None
-        return "none" if can_write else f"none (`{install_command('serving')}` for them)"
 
     def to_dict(self) -> dict[str, Any]:
         """Values for JSON: the path as a string, numbers that are not finite as None.

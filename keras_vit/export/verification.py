@@ -501,7 +501,9 @@ def _next_steps(missed: dict[str, float], mode: Mode, *, is_detected: bool) -> l
     elif min(mode.bits) < HALF_BITS:
         calibrates = mode.needs_calibration or mode.smoothing
         images = (
-            "a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or " if calibrates else ""
+            "a hundred typical images, calibration=model.preprocess(...) (--calibrate --images FOLDER), or "
+            if calibrates
+            else ""
         )
         steps.append(f"export it again with {images}quantize='float16'")
     as_cosines = {

@@ -4,8 +4,10 @@ An unknown class of layers, an unknown field of the config and weights that belo
 never too small because something was left out.
 """
 
+import contextlib
 import dataclasses
 import functools
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +18,10 @@ from typing import Any, TypeAlias
 
 import keras
 
+from keras_vit._util.progress import print_line
+from keras_vit._util.text import duration
 from keras_vit.model import layers as vit
-from keras_vit.model.config import ResNetConfig, ViTConfig
+from keras_vit.model.config import ResNetConfig, ViTConfig, check_resizable
 from keras_vit.model.layers.attention import MergeHeads, SplitHeads
 from keras_vit.model.layers.block import Dense
 from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition, RotaryFrequencies
@@ -34,6 +38,35 @@ def symbolic_model(config: ViTConfig) -> VisionTransformer:
             return thread.submit(_without_values, config).result()
     finally:
         random.setstate(drawn)
+
+
+CORE_FLOPS = 5e10  # of one core of a CPU in a second, about
+LONG = 60.0  # seconds from which on a command says how long it takes
+USUAL_SIDE = 224  # pixels that are offered in place of more
+
+
+def cpu_seconds(flops: float) -> float:
+    """Seconds that this machine's CPU perhaps takes, in which nothing else runs."""
+    return flops / (CORE_FLOPS * (os.cpu_count() or 1))
+
+
+def say_time(model: VisionTransformer, images: int, option: str | None = None) -> None:
+    """Print how long this CPU perhaps computes outputs of images, if that is long, and with fewer pixels.
+
+    `option` is the one that chooses the image size; None offers no other.
+    """
+    seconds = cpu_seconds(images * count_model(model).flops)
+    if seconds < LONG:
+        return
+    side = max(model.config.size)
+    text = f"{images:,} images at {side} pixels: perhaps {duration(seconds)} on this CPU"
+    smaller = min(USUAL_SIDE, side // 2) // max(model.config.patch) * max(model.config.patch)
+    if option and smaller:
+        with contextlib.suppress(ValueError):  # a model of one size
+            config = model.config.replace(image_size=smaller)
+            check_resizable(model.config, config)
+            text += f"; with {option} {smaller} perhaps {duration(cpu_seconds(images * count(config).flops))}"
+    print_line(text)
 
 
 def _without_values(config: ViTConfig) -> VisionTransformer:

@@ -7,6 +7,7 @@ the output is a class, a map or a feature.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
@@ -16,6 +17,7 @@ import numpy as np
 from keras_vit._util.checks import check_counts
 from keras_vit._util.text import abbreviated
 from keras_vit.model import labels as label_lists
+from keras_vit.model.calibration import Calibration
 
 if TYPE_CHECKING:
     from keras_vit.model.config import ViTConfig
@@ -41,6 +43,14 @@ class Prediction(NamedTuple):
     label_id: str
     label: str
     probability: float
+
+
+class Kept(NamedTuple):
+    """What needs all images at once: metrics, which stand before the others, those of classes, and the calibration."""
+
+    metrics: Mapping[str, float] = {}
+    by_class: Mapping[str, Mapping[str, float]] = {}
+    calibration: Calibration | None = None
 
 
 class Task(Protocol):
@@ -113,6 +123,14 @@ class Task(Protocol):
         """Turn the totals into the metrics of each class by its name; {} if only the whole is measured."""
         return {}
 
+    def kept(self, output: Any, targets: Any) -> list[Any]:
+        """Tensors (batch, ...) of a batch that `from_kept` needs of all images at once; [] if sums are enough."""
+        return []
+
+    def from_kept(self, kept: Sequence[np.ndarray]) -> Kept:
+        """Measure what no sums tell, from what `kept` returned of all images."""
+        return Kept()
+
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Compute the answer of a server, TensorFlow tensors, from the model's "features" and its output."""
 
@@ -170,7 +188,7 @@ class Classification(Task):
     OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid", "masked_patch", "distill", "distill_features")
     LABELS = "integers (n,), or zeros and ones (n, classes)"
     metrics = ("accuracy",)
-    sum_names = ("top1", "top5", "loss", "count", "unlabelled")
+    sum_names: ClassVar[tuple[str, ...]] = ("top1", "top5", "loss", "count", "unlabelled")
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -293,7 +311,8 @@ class Classification(Task):
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
         """See `Task`; a row of zeros in the targets, float32 (batch, classes), has no label.
 
-        Equal logits rank by class index, so that a head of zeros predicts one class.
+        Equal logits rank by class index, so that a head of zeros predicts one class. An image without a label counts in
+        the loss of sigmoids, to which it says that no class is right, and in nothing else.
         """
         import tensorflow as tf
 
@@ -302,21 +321,42 @@ class Classification(Task):
         counted = tf.cast(weights, tf.float32) * tf.cast(num_labels > 0, tf.float32)
         ranking = tf.math.top_k(logits, k=min(5, logits.shape[1])).indices
         right = tf.gather(targets, ranking, batch_dims=1) > 0
-        shares = tf.math.divide_no_nan(targets, num_labels[:, None])
-        # Not by softmax_cross_entropy_with_logits: 0 * -inf, of a class that is never predicted, would be NaN.
-        loss = -tf.reduce_sum(tf.where(shares > 0, shares * tf.nn.log_softmax(logits), 0), axis=1)
+        if self.probabilities == "sigmoid":
+            loss, measured = sigmoid_losses(logits, targets), tf.cast(weights, tf.float32)
+        else:
+            shares = tf.math.divide_no_nan(targets, num_labels[:, None])
+            # Not by softmax_cross_entropy_with_logits: 0 * -inf, of a class that is never predicted, would be NaN.
+            loss = -tf.reduce_sum(tf.where(shares > 0, shares * tf.nn.log_softmax(logits), 0), axis=1)
+            measured = counted
         sums = {
             "top1": counted * tf.cast(right[:, 0], tf.float32),
             "top5": counted * tf.cast(tf.reduce_any(right, axis=1), tf.float32),
-            "loss": tf.where(counted > 0, loss * counted, 0),  # that of padding may be infinite, and 0 * inf is NaN
+            "loss": tf.where(measured > 0, loss * measured, 0),  # that of padding may be infinite, and 0 * inf is NaN
             "count": counted,
             "unlabelled": tf.cast(weights, tf.float32) - counted,
         }
         return tf.stack([tf.reduce_sum(tf.cast(sums[name], tf.float64)) for name in self.sum_names])
 
     def means(self, totals: dict[str, float]) -> dict[str, float]:
-        """Top-1 and top-5 accuracy, 0 to 1, and the mean cross-entropy in nats."""
-        return {name: totals[name] / totals["count"] for name in ("top1", "top5", "loss")}
+        """Top-1 and top-5 accuracy, 0 to 1, and the mean loss in nats: that with which such a head is trained."""
+        count = totals["count"]
+        images = count + totals["unlabelled"] if self.probabilities == "sigmoid" else count
+        return {"top1": totals["top1"] / count, "top5": totals["top5"] / count, "loss": totals["loss"] / images}
+
+    def kept(self, output: Any, targets: Any) -> list[Any]:
+        """Largest probability, 1 if its class is right, and 1 if there is a label, float32 (batch,)."""
+        import tensorflow as tf
+
+        logits = tf.cast(output, tf.float32)
+        right = tf.gather(targets, tf.math.top_k(logits).indices, batch_dims=1)[:, 0]
+        probabilities = tf.reduce_max(getattr(tf.nn, self.probabilities)(logits), axis=1)
+        return [probabilities, *(tf.cast(values > 0, tf.float32) for values in (right, tf.reduce_sum(targets, axis=1)))]
+
+    def from_kept(self, kept: Sequence[np.ndarray]) -> Kept:
+        """See `Task`; images without a label are left out."""
+        probabilities, are_right, are_labelled = kept
+        used = are_labelled > 0
+        return Kept(calibration=Calibration.measure(probabilities[used], are_right[used]))
 
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Compute "classes" and "scores", the `top` best of each image, and the "probabilities" of all classes."""
@@ -385,6 +425,84 @@ class Classification(Task):
         return "logits" if self.is_projection else "features"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeveralLabels(Classification):
+    """Classify images that may have several classes or none: each is a question of its own, answered by a sigmoid.
+
+    Its logits are those of a `Classification`, whose `probabilities` are "sigmoid". The labels tell it apart: rows of
+    zeros and ones, all of which count.
+    """
+
+    sum_names: ClassVar[tuple[str, ...]] = ("accuracy", "loss", "count", "unlabelled")
+
+    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
+        """Compute the loss of `Classification`; "accuracy" is the share of the classes that are answered rightly."""
+        losses, _ = super().losses(output, targets, kind=kind, label_smoothing=label_smoothing)
+        return losses, {"accuracy": _right_answers(output, targets)}
+
+    def sums(self, output: Any, targets: Any, weights: Any) -> Any:
+        """See `Task`; every image counts."""
+        import tensorflow as tf
+
+        logits, targets, counted = (tf.cast(values, tf.float32) for values in (output, targets, weights))
+        sums = {
+            "accuracy": counted * _right_answers(logits, targets),
+            "loss": tf.where(counted > 0, counted * sigmoid_losses(logits, targets), 0),
+            "count": counted,
+            "unlabelled": tf.zeros_like(counted),
+        }
+        return tf.stack([tf.reduce_sum(tf.cast(sums[name], tf.float64)) for name in self.sum_names])
+
+    def means(self, totals: dict[str, float]) -> dict[str, float]:
+        """Accuracy, the share of right answers, and the mean over images of the sum of all classes' losses."""
+        return {name: totals[name] / totals["count"] for name in ("accuracy", "loss")}
+
+    def kept(self, output: Any, targets: Any) -> list[Any]:
+        """All logits and labels, which average precision ranks, float32 (batch, classes)."""
+        import tensorflow as tf
+
+        return [tf.cast(output, tf.float32), targets]
+
+    def from_kept(self, kept: Sequence[np.ndarray]) -> Kept:
+        """Compute the mean of the classes' average precision, of those that have images; none without any."""
+        output, targets = kept
+        names = label_lists.distinct(self.class_names() or [str(number) for number in range(self.num_classes)])
+        by_class = {
+            name: {"average_precision": average_precision(output[:, k], targets[:, k]), "images": float(images)}
+            for k, (name, images) in enumerate(zip(names, targets.sum(axis=0), strict=True))
+        }
+        found = [each["average_precision"] for each in by_class.values() if each["images"]]
+        return Kept({"mean_average_precision": float(np.mean(found))} if found else {}, by_class)
+
+
+def _right_answers(logits: Any, targets: Any) -> Any:
+    """Share of the classes of each image, float32 (batch,), whose probability and label are on one side of 0.5."""
+    import tensorflow as tf
+
+    return tf.reduce_mean(tf.cast((logits > 0) == (targets > 0.5), tf.float32), axis=1)
+
+
+def sigmoid_losses(logits: Any, targets: Any) -> Any:
+    """Sum the binary cross-entropies of each image's classes, float32 (batch,); 0 for a logit of -inf that is right."""
+    import tensorflow as tf
+
+    yes, no = targets * tf.math.softplus(-logits), (1 - targets) * tf.math.softplus(logits)
+    return tf.reduce_sum(tf.where(targets > 0, yes, 0) + tf.where(targets < 1, no, 0), axis=1)
+
+
+def average_precision(scores: np.ndarray, targets: np.ndarray) -> float:
+    """Compute the area under the steps of the precision-recall curve; NaN without an image of the class.
+
+    Images (n,) of equal scores are found together, as in scikit-learn's `average_precision_score`.
+    """
+    order = np.argsort(-scores, kind="stable")
+    scores, found = scores[order], np.cumsum(targets[order], dtype=np.float64)
+    if not len(found) or not found[-1]:
+        return float("nan")
+    ends = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
+    return float(np.sum(np.diff(found[ends], prepend=0.0) * found[ends] / (ends + 1)) / found[-1])
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Compute probabilities of logits (..., classes)."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -421,6 +539,13 @@ def of_model(model: Any) -> Task:
     shape = getattr(model, "output_shape", None)
     shape = shape if isinstance(shape, tuple) else ()
     return Classification(num_classes=shape[-1] if len(shape) > 1 and shape[-1] else 0, is_pooled=len(shape) == 2)
+
+
+def of_labels(task: Task, *, several: bool) -> Task:
+    """Choose the task by the labels: `several` for an image, which a head of sigmoids answers one by one, or one."""
+    if not several or type(task) is not Classification or task.probabilities != "sigmoid":
+        return task
+    return SeveralLabels(**{field.name: getattr(task, field.name) for field in dataclasses.fields(task)})
 
 
 def from_config(config: ViTConfig) -> Classification:

@@ -3,6 +3,7 @@ from ._recipe import recipe as recipe
 from ._recipe import recipes as recipes
 from ._run import Result as Result
 from ._run import run as run
+from .evaluation import Calibration as Calibration
 from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
 from .examination import Examination as Examination

@@ -45,6 +45,7 @@ _NOT_IN_CONFIG = {
     "image_size": "the recipe's image_size",
     "num_classes": "the number of classes of the data",
     "labels": "the class names of the data",
+    "probabilities": "the recipe's objective, softmax or sigmoid",
 }
 
 
@@ -90,6 +91,9 @@ class Recipe(Checked):
             trained becomes, after the last step, the mean of itself and of one that is solved for the trained features.
         ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
         label_smoothing: share of each label that is spread over all classes, in [0, 1).
+        calibrate: whether the head of every result that says softmax is divided by a temperature, the one with the
+            least cross-entropy on the held-out images (arXiv 1706.04599). The best class stays the same. Evaluations
+            measure the model with it.
 
         temperature: that the logits of "distill" are divided by, above 0.
         teacher_size: size that the teacher sees, int or (height, width); None for its own, or on a CPU the model's if
@@ -170,6 +174,7 @@ class Recipe(Checked):
     head_start: Literal["zeros", "probe"] = "zeros"
     ema_decay: Annotated[float, "(0, 1)"] | None = None
     label_smoothing: Share = 0.0
+    calibrate: bool = True
 
     temperature: Positive = 1.0
     teacher_size: int | tuple[int, int] | None = None
@@ -287,6 +292,11 @@ class Recipe(Checked):
     def trains_head(self) -> bool:
         """Whether the result has a head for the classes of the data."""
         return self.objective not in ("masked_patch", "distill_features")
+
+    @property
+    def probabilities(self) -> str:
+        """What makes probabilities of the result's logits, as in ViTConfig: what its head is trained with."""
+        return "sigmoid" if self.objective == "sigmoid" else "softmax"
 
     def replace(self, **changes: Any) -> Recipe:
         """Copy the recipe with some fields changed.

@@ -53,6 +53,7 @@ MAY_DIFFER = (
     "recipe.checkpoint_minutes",
     "recipe.keep",
     "recipe.eval_steps",
+    "recipe.calibrate",
     "recipe.steps_per_call",
 )
 MOST_METRICS = 5  # that are printed of a result; `metrics` has all
@@ -71,7 +72,8 @@ class Result:
         model: with the final weights or their moving averages, or of a run that began with a probe those of its best
             evaluation; outside of any strategy; after masked_patch the encoder.
         recipe: the recipe that was used.
-        metrics: results of its evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
+        metrics: results of its evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images. Of
+            several labels for an image: "mean_average_precision", "accuracy" and "loss", see `Evaluation`.
         history: lines that this process logged: dicts with "step" and metrics.
         steps: number of steps done, those before a restart included.
         images_per_second: training speed, in this process.
@@ -81,6 +83,9 @@ class Result:
         out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
         stopped: whether a signal ended the run early; the same call continues it.
         best: the best evaluation of the run, and the file of its model; None without held-out images.
+        temperature: the number by which the logits are divided, for the least cross-entropy on the held-out images, and
+            which the model's head contains; of a linear probe, its scores, on training images that the fits had not
+            seen. None without one: no softmax, `calibrate` is False, or none is the best (all images are right).
 
     Example:
         >>> import dataclasses
@@ -99,6 +104,7 @@ class Result:
     out: str | None
     stopped: bool
     best: Best | None = None
+    temperature: float | None = None
 
     def __repr__(self) -> str:
         """Results as lines, as `print` shows them."""
@@ -113,6 +119,7 @@ class Result:
         best = f"step {self.best.step:,}, {self.best.path or 'not saved'}" if self.best else None
         return {
             **{name: f"{value:.4f}" for name, value in [*self.metrics.items()][:MOST_METRICS]},
+            "temperature": None if self.temperature is None else f"{self.temperature:.3g}",
             "steps": f"{self.steps:,}" + " (stopped: the same call resumes the run)" * self.stopped,
             "best model": best,
             "images/s": f"{self.images_per_second:,.0f}",
@@ -342,8 +349,9 @@ class Steps:
         if starts_with_probe:
             model, metrics = head_start.best_model(held_out, metrics or {}, print_line)
         else:
-            model = held_out.copy_model()
-        return Outcome(model, metrics or {}, logger.history, steps, speed, is_stopped, held_out.best)
+            model = held_out.evaluated_model() if metrics else held_out.copy_model()
+        temperature = held_out.temperature if metrics else None
+        return Outcome(model, metrics or {}, logger.history, steps, speed, is_stopped, held_out.best, temperature)
 
 
 def _train(

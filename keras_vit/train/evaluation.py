@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -19,10 +19,13 @@ import tensorflow as tf
 from keras_vit._util import html
 from keras_vit._util.checks import check_counts, json_able, one_of
 from keras_vit._util.progress import track
+from keras_vit._util.text import image_rate
 from keras_vit.dense.model import DenseModel
 from keras_vit.model import task as tasks
+from keras_vit.model.calibration import Calibration as Calibration
 from keras_vit.model.classify import check_outputs, check_unbroken, find_broken
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.cost import say_time
 from keras_vit.model.task import Classification, Task
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import strategies
@@ -31,12 +34,15 @@ from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
 from keras_vit.train.data.split import Order, Split, check_kind, match_data
 
 Batch = dict[str, Any]
-LABELS = ("single", "real")
+LABELS = ("single", "several", "real")
 SHARE = "{:.2%}"
 PRINTED_METRICS = {  # title and format of each metric
     "top1": ("top-1", SHARE),
     "top5": ("top-5", SHARE),
     "loss": ("cross-entropy", "{:.4f}"),
+    "mean_average_precision": ("mean average precision", "{:.4f}"),
+    "average_precision": ("average precision", "{:.4f}"),
+    "images": ("images", "{:,.0f}"),
     "mean_iou": ("mean IoU", SHARE),
     "pixel_accuracy": ("pixel accuracy", SHARE),
     "mean_accuracy": ("mean accuracy", SHARE),
@@ -45,9 +51,10 @@ PRINTED_METRICS = {  # title and format of each metric
     "share": ("of all pixels", SHARE),
     **{f"delta{k}": (f"delta{k}", SHARE) for k in (1, 2, 3)},
 }
-Step = Callable[[Any], tf.Tensor]  # from a distributed batch to its sums
+# From a distributed batch to its sums and to what is kept of each image, with the indices and weights of all images.
+Step = Callable[[Any], tuple[tf.Tensor, list[tf.Tensor]]]
 BROKEN = "broken"  # number of images whose outputs are not finite, after the sums of the task
-_STEPS: weakref.WeakKeyDictionary[keras.Model, tuple[tf.distribute.Strategy, Step]] = weakref.WeakKeyDictionary()
+_STEPS: weakref.WeakKeyDictionary[keras.Model, tuple[Any, Step]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +67,22 @@ class Evaluation:
             tenth of a folder that training holds out.
         classes: number of classes of the data.
         model_classes: number of classes of the model, which may have more.
-        labels: "single" or "real".
+        labels: "single", "several" or "real".
         metrics: the task's metrics by name; also attributes. Of a classifier:
             top1: share of the images whose best class is right, 0..1. With ReaL labels, any of its labels is right.
             top5: share of the images with a right class among the best five, 0..1.
-            loss: mean cross-entropy in nats; the target of an image with several labels is uniform over them.
+            loss: mean over images in nats of what the head is trained with. Of softmax the cross-entropy; the target of
+            an image with ReaL labels is uniform over them. Of sigmoids the sum of all classes' binary cross-entropies.
+            of several labels for an image, in place of top1 and top5: mean_average_precision (mAP), the mean over the
+            classes that have images of scikit-learn's `average_precision_score`; accuracy, the share of all images and
+            classes whose probability and label are on one side of 0.5.
             of a DenseModel: mean_iou, pixel_accuracy and mean_accuracy, or for depth delta1, abs_rel, rmse and more;
             at the size of the model's input.
-        by_class: the metrics of each class by its name, of a DenseModel for segmentation.
+        by_class: the metrics of each class by its name, of a DenseModel for segmentation or for several labels.
         count: number of images in the means.
         unlabelled: number of images left out because they have no label (ReaL).
+        calibration: of a classifier of one label for an image: expected calibration error, and at a threshold of the
+            largest probability how many images are answered and how many of these are right.
         skipped: number of images left out because they cannot be decoded.
         unread: number of other files and folders in the class folders of a folder, which are not read.
         images_per_second: including reading and preparing; the first batch, in which TensorFlow compiles, counts only
@@ -99,6 +112,7 @@ class Evaluation:
     unread: int = 0
     images_per_second: float
     by_class: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    calibration: Calibration | None = None
 
     def __getattr__(self, name: str) -> float:
         """Metric of this name."""
@@ -121,13 +135,14 @@ class Evaluation:
         """Results as a table for notebooks."""
         values = {
             **dict(_format_metrics(self.metrics)),
+            "calibration error": f"{self.calibration.error:.4f}" if self.calibration else None,
             "labels": self.labels,
             "split": self.split or None,
             "images": f"{self.count:,}",
             "without a label": self.unlabelled or None,
             "unreadable": self.skipped or None,
             "other files": self.unread or None,
-            "images/s": f"{self.images_per_second:,.0f}",
+            "speed": image_rate(self.images_per_second),
         }
         return html.facts(self.data, values)
 
@@ -149,10 +164,11 @@ class Evaluation:
             f"{self.data}{measured}: {', '.join(metrics)}"
             + (", ReaL labels" if self.labels == "real" else "")
             + (f"; left out: {', '.join(left_out)}" if left_out else "")
-            + f"; {self.images_per_second:,.0f} images/s"
+            + f"; {image_rate(self.images_per_second)}"
             + "".join(
                 f"\n{name}: {', '.join(map(' '.join, _format_metrics(each)))}" for name, each in self.by_class.items()
             )
+            + (f"\n{self.calibration}" if self.calibration else "")
         )
 
 
@@ -169,7 +185,7 @@ def evaluate(
     *,
     split: str | None = None,
     batch_size: int = 64,
-    labels: str = "single",
+    labels: str | None = None,
     strategy: str | tf.distribute.Strategy = "auto",
     preprocessing: Preprocessing | None = None,
     data_dir: str | os.PathLike[str] | None = None,
@@ -192,8 +208,10 @@ def evaluate(
             that training holds out where there is no such sub-folder. None takes the held-out split; if a folder has no
             train, val, validation or test, all of it.
         batch_size: images per call on each device. The last batches are padded; the padding does not count.
-        labels: "single"; or "real" for data with several labels per image, such as ImageNet-ReaL (arXiv 2006.07159):
-            any of them is right, and images without a label are left out.
+        labels: what rows of zeros and ones say. "several": each class is right or wrong for itself, which needs a
+            model with probabilities="sigmoid". "real", for data such as ImageNet-ReaL (arXiv 2006.07159): any of the
+            labels is right, and images without one are left out (but not of a sigmoid's loss). None takes "several" for
+            such a model, and "single" for one label per image.
         strategy: name as for `train.strategy`, or its result. "auto" takes the one that the model was created with, if
             there is one. A model that was created without it is copied to every device.
         preprocessing: None takes the model's own.
@@ -216,22 +234,73 @@ def evaluate(
         >>> print(result)
         arrays, evaluation, 360 images of 10 classes: top-1 99.17% (357 of 360), top-5 100.00%, cross-entropy 0.0...
     """
+    return measure(
+        model,
+        data,
+        split=split,
+        batch_size=batch_size,
+        labels=labels,
+        strategy=strategy,
+        preprocessing=preprocessing,
+        data_dir=data_dir,
+        on_bad_image=on_bad_image,
+        progress=progress,
+    ).evaluation
+
+
+class Measured(NamedTuple):
+    """An evaluation and what it was made of."""
+
+    evaluation: Evaluation
+    task: tasks.Task  # of the labels
+    split: Split
+    indices: np.ndarray  # int64, numbers in the split of the images, in their order; none unless something is kept
+    output: np.ndarray | None  # of these images, float32, if outputs are kept
+    targets: np.ndarray | None  # their labels, as `Task.targets` has them
+
+
+def measure(
+    model: keras.Model,
+    data: Any,
+    *,
+    split: str | None = None,
+    batch_size: int = 64,
+    labels: str | None = None,
+    strategy: str | tf.distribute.Strategy = "auto",
+    preprocessing: Preprocessing | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    on_bad_image: str = "skip",
+    progress: bool = False,
+    keeps_outputs: bool = False,
+) -> Measured:
+    """Evaluate a model; arguments and errors as for `evaluate`. `keeps_outputs` keeps the output of every image."""
     strategies.check_backend()
     model_input = ModelInput.from_model(model, preprocessing)
-    one_of("labels", labels, LABELS)
+    if labels is not None:
+        one_of("labels", labels, LABELS)
     check_counts(batch_size=batch_size)
     opened, held_out, task, classes = open_held_out(model, data, split, data_dir, on_bad_image)
-    if (labels == "real") != opened.multi_label:
-        kind = "several labels per image: pass labels='real' (--real)" if opened.multi_label else "one label per image"
+    several = tasks.of_labels(task, several=opened.multi_label and labels != "real")
+    labels = labels or ("single" if several is task else "several")
+    if (labels != "single") != opened.multi_label or (labels == "several") == (several is task):
+        kind = (
+            "several labels per image: pass labels='real' (--real), or a model with probabilities='sigmoid'"
+            if opened.multi_label
+            else "one label per image"
+        )
         raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r:.200}")
+    task = several
     devices = choose_strategy(model, strategy)
     replicated = replicate(model, devices)
     together = batch_size * devices.num_replicas_in_sync
     show = progress and strategies.is_chief(devices)
     batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
+    if show and strategies.is_cpu() and isinstance(model, VisionTransformer):
+        say_time(model, held_out.count)
     shown = track(batches, "Evaluating", total=ceil(held_out.count / together), show=show)
     names = (*task.sum_names, BROKEN)
-    totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, task, devices), shown, names)
+    step = _compiled_step(replicated, task, devices, keeps_outputs=keeps_outputs)
+    totals, rows, first_seconds, other_seconds = _add_up(step, shown, names)
     check_unbroken(totals.pop(BROKEN))
     later = held_out.count - together
     speed = later / other_seconds if later > 0 else held_out.count / first_seconds
@@ -241,20 +310,25 @@ def evaluate(
             f"{opened.name} has no image to measure on: {totals['unlabelled']:.0f} have no label, "
             f"{skipped} cannot be read"
         )
-    return Evaluation(
+    *kept, indices = in_order(rows) if rows else [np.zeros(0, np.int64)]
+    output, targets = (kept.pop(-2), kept.pop()) if keeps_outputs else (None, None)
+    found = task.from_kept(kept)
+    evaluation = Evaluation(
         data=opened.name,
         split=opened.eval_split,
         classes=classes,
         model_classes=opened.num_classes,
         labels=labels,
-        metrics=task.means(totals),
-        by_class=task.by_class(totals),
+        metrics={**found.metrics, **task.means(totals)},
+        by_class=found.by_class or task.by_class(totals),
+        calibration=found.calibration,
         count=round(totals["count"]),
         unlabelled=round(totals["unlabelled"]),
         skipped=skipped,
         unread=len(held_out.unread),
         images_per_second=speed,
     )
+    return Measured(evaluation, task, held_out, indices, output, targets)
 
 
 def open_held_out(
@@ -328,38 +402,70 @@ def distribute_batches(
     split.warn_skipped()
 
 
-def _compiled_step(model: keras.Model, task: tasks.Task, devices: tf.distribute.Strategy) -> Step:
+def _compiled_step(
+    model: keras.Model, task: tasks.Task, devices: tf.distribute.Strategy, *, keeps_outputs: bool
+) -> Step:
     """Compile the sums of a model's metrics once, also for several evaluations."""
-    if model not in _STEPS or _STEPS[model][0] is not devices:
+    key = devices, task, keeps_outputs
+    if model not in _STEPS or _STEPS[model][0] != key:
         reference = weakref.ref(model)  # the cache does not keep its models alive
 
-        def replica_sums(batch: Batch) -> tf.Tensor:
+        def replica_sums(batch: Batch) -> tuple[tf.Tensor, list[tf.Tensor]]:
             network = reference()
-            assert network is not None  # `evaluate` holds it
+            assert network is not None  # `measure` holds it
             output = network(batch["image"], training=False)
             is_broken = find_broken(output, are_logits=isinstance(task, Classification)) & (batch["weight"] > 0)
             broken = tf.math.count_nonzero(is_broken, keepdims=True, dtype=tf.float64)
-            return tf.concat([task.sums(output, batch["label"], batch["weight"]), broken], axis=0)
+            sums = tf.concat([task.sums(output, batch["label"], batch["weight"]), broken], axis=0)
+            outputs = [tf.cast(output, tf.float32), batch["label"]] if keeps_outputs else []
+            kept = [*task.kept(output, batch["label"]), *outputs]
+            return sums, gather(kept, batch) if kept else []
 
         @tf.function(autograph=False)
-        def step(batch: Any) -> tf.Tensor:
-            return devices.reduce("SUM", devices.run(replica_sums, args=(batch,)), axis=None)
+        def step(batch: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+            sums, outputs = devices.run(replica_sums, args=(batch,))
+            return devices.reduce("SUM", sums, axis=None), local_values(outputs, devices)
 
-        _STEPS[model] = devices, step
+        _STEPS[model] = key, step
     return _STEPS[model][1]
 
 
-def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[dict[str, float], float, float]:
-    """Add up the sums of all batches; time the first batch, which compiles, and the others, in seconds."""
-    totals = tf.zeros(len(names), tf.float64)
+def _add_up(
+    step: Step, batches: Iterable[Any], names: Sequence[str]
+) -> tuple[dict[str, float], list[list[np.ndarray]], float, float]:
+    """Add up the sums of all batches, and keep their outputs; time the first, which compiles, and the others (s)."""
+    totals, kept = tf.zeros(len(names), tf.float64), []
     times = [time.perf_counter()]
     for batch in batches:
-        totals += step(batch)
+        sums, outputs = step(batch)
+        totals += sums
+        if outputs:
+            kept.append([tensor.numpy() for tensor in outputs])
         if len(times) == 1:
             totals.numpy()  # waits for the device
             times.append(time.perf_counter())
     sums = dict(zip(names, map(float, totals.numpy()), strict=True))
-    return sums, times[1] - times[0], time.perf_counter() - times[1]
+    return sums, kept, times[1] - times[0], time.perf_counter() - times[1]
+
+
+def gather(tensors: Sequence[Any], batch: Batch) -> list[Any]:
+    """On a replica: tensors (batch, ...), and the indices and weights of the images, of the batches of all replicas."""
+    context = tf.distribute.get_replica_context()
+    # What comes with the batch itself may be on no device yet, and all_gather asks for one.
+    return [context.all_gather(tf.identity(tensor), axis=0) for tensor in (*tensors, batch["index"], batch["weight"])]
+
+
+def local_values(tensors: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+    """Values of what `gather` returned, which are the same on all replicas."""
+    return [strategy.experimental_local_results(tensor)[0] for tensor in tensors]
+
+
+def in_order(rows: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Join what `gather` returned for each batch: the arrays and the indices, in the order of the images."""
+    *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    order = np.argsort(indices, kind="stable")
+    order = order[weights[order] > 0]  # without the padding of the last batches
+    return [array[order] for array in (*arrays, indices)]
 
 
 def collect_images(
@@ -371,19 +477,14 @@ def collect_images(
     """
 
     def on_replica(batch: Batch) -> list[Any]:
-        context = tf.distribute.get_replica_context()
-        tensors = (*function(batch), batch["index"], batch["weight"])
-        # What comes with the batch itself may be on no device yet, and all_gather asks for one.
-        return [context.all_gather(tf.identity(tensor), axis=0) for tensor in tensors]
+        return gather(function(batch), batch)
 
     compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)), autograph=False)
 
     def collect(batches: Iterable[Any]) -> list[np.ndarray]:
-        rows = [[strategy.experimental_local_results(tensor)[0] for tensor in compiled(batch)] for batch in batches]
-        *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-        order = np.argsort(indices, kind="stable")
-        order = order[weights[order] > 0]  # without the padding of the last batches
-        check_outputs(arrays[0][order], are_logits=are_logits)
-        return [array[order] for array in (*arrays, indices)]
+        rows = [[tensor.numpy() for tensor in local_values(compiled(batch), strategy)] for batch in batches]
+        arrays = in_order(rows)
+        check_outputs(arrays[0], are_logits=are_logits)
+        return arrays
 
     return collect

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import csv
+import dataclasses
 import errno
 import io
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,16 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util import html
-from keras_vit._util.checks import check_counts, is_count
+from keras_vit._util.checks import is_count
 from keras_vit._util.files import check_results, writing_result
-from keras_vit._util.progress import track
+from keras_vit.model.calibration import Calibration
 from keras_vit.model.labels import distinct
 from keras_vit.model.task import Classification
 from keras_vit.train import strategies
 from keras_vit.train.data import sources
-from keras_vit.train.data.pipeline import ModelInput, decode
+from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Split
-from keras_vit.train.evaluation import choose_strategy, collect_images, distribute_batches, open_held_out, replicate
+from keras_vit.train.evaluation import Evaluation, choose_strategy, measure, open_held_out
 
 WORST = 24  # mistakes on a contact sheet
 MATRIX_CLASSES = 30  # that a page shows as a matrix; of more it lists the most frequent confusions
@@ -49,6 +49,7 @@ class Examination:
         probabilities: float32 (images, 2), 0..1, of the predicted class and of the right one.
         split: the images themselves.
         indices: int64 (images,), their numbers in the split.
+        evaluation: the metrics of the same images, as `evaluate` returns them.
 
     Example:
         >>> from keras_vit import digits
@@ -72,6 +73,7 @@ class Examination:
     probabilities: np.ndarray
     split: Split
     indices: np.ndarray
+    evaluation: Evaluation
 
     @property
     def accuracy(self) -> float:
@@ -139,6 +141,7 @@ class Examination:
             "data": self.data,
             "images": len(self.labels),
             "accuracy": self.accuracy,
+            "calibration": dataclasses.asdict(self._calibration),
             "classes": self.by_class(),
             "confusions": self.confusions(),
             "mistakes": self.mistakes(),
@@ -170,6 +173,11 @@ class Examination:
                 file.write(text.encode())
         return paths
 
+    @property
+    def _calibration(self) -> Calibration:
+        assert self.evaluation.calibration
+        return self.evaluation.calibration
+
     def _worst(self, most: int | None) -> np.ndarray:
         wrong = np.flatnonzero(self.labels != self.predicted)
         return wrong[np.argsort(self.probabilities[wrong, 1], kind="stable")][:most]
@@ -194,6 +202,7 @@ class Examination:
         environment = html.environment()
         return environment.get_template("examination.html").render(
             examined=self,
+            calibration=self._calibration,
             worst=[(self._row(place), pictures[index]) for place, index in zip(worst, wanted.tolist(), strict=True)],
             names=[self.classes[number] for number in used.tolist()] if is_shown else [],
             matrix=self._matrix(used).tolist() if is_shown else [],
@@ -263,25 +272,15 @@ def examine(
         >>> [(row["class"], row["predicted"]) for row in found.mistakes(1)]
         [('nine', 'four')]
     """
-    strategies.check_backend()
-    model_input = ModelInput.from_model(model)
-    check_counts(batch_size=batch_size)
-    opened, held_out, task, _ = open_held_out(model, data, split, data_dir, on_bad_image)
+    opened, _, task, _ = open_held_out(model, data, split, data_dir, on_bad_image)
     if type(task) is not Classification or opened.multi_label:
         raise ValueError(f"examine needs one class for each image, and no maps. Received: {opened.name}")
     devices = choose_strategy(model, strategy)
     if strategies.has_workers(devices):
         raise ValueError("examine runs on one machine. Received: a strategy of several workers")
-    network = replicate(model, devices)
-
-    def predict(batch: dict[str, Any]) -> tuple[Any, ...]:
-        logits = tf.cast(network(batch["image"], training=False), tf.float32)
-        return logits, tf.argmax(batch["label"], axis=1)
-
-    batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
-    total = ceil(held_out.count / (batch_size * devices.num_replicas_in_sync))
-    shown = track(batches, "Examining", total=total, show=progress)
-    logits, labels, indices = collect_images(devices, predict, are_logits=True)(shown)
+    found = measure(model, opened, batch_size=batch_size, strategy=devices, progress=progress, keeps_outputs=True)
+    assert found.output is not None and found.targets is not None
+    held_out, indices, logits, labels = found.split, found.indices, found.output, found.targets.argmax(axis=1)
     shares, predicted = task.exported_output("probabilities", logits), logits.argmax(axis=1)
     chosen = np.stack([predicted, labels], axis=1)
     return Examination(
@@ -293,4 +292,5 @@ def examine(
         probabilities=np.take_along_axis(shares, chosen, axis=1),
         split=held_out,
         indices=indices,
+        evaluation=found.evaluation,
     )

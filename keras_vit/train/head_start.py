@@ -64,6 +64,6 @@ def best_model(
     """Return the model of the best evaluation and its metrics: never below the probe. The last has `metrics`."""
     best = held_out.best
     if not metrics or not best or best.metrics == metrics:
-        return held_out.copy_model(), metrics
+        return held_out.evaluated_model() if metrics else held_out.copy_model(), metrics
     print_line(f"the result is the model of step {best.step:,}, the best on the held-out images")
     return held_out.best_model(), best.metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -15,11 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.text import warn
-from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.model.calibration import fit_temperature
+from keras_vit.model.task import Classification
+from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import BEST_MODEL, BEST_RECORD, as_os_error, read_file, remove, replace_file
 from keras_vit.train.data.split import Data
-from keras_vit.train.evaluation import evaluate, replicate
+from keras_vit.train.evaluation import Measured, measure, replicate
 from keras_vit.train.memory import evaluation_batch
 from keras_vit.train.step import TrainState
 
@@ -58,10 +60,14 @@ class Outcome:
     images_per_second: float
     stopped: bool
     best: Best | None = None
+    temperature: float | None = None
 
 
 class HeldOut:
     """Evaluation of a run's weights, or of their moving averages, on all of its devices.
+
+    `temperature` is the one by which the head of the last evaluated model was divided, None without one. The weights
+    that are trained keep theirs.
 
     All workers evaluate together, and one of them has a `folder` and writes its files. If the run `is_new`, files of
     one that died before its first checkpoint are removed. A continued run repeats the evaluations after its checkpoint
@@ -88,6 +94,8 @@ class HeldOut:
         with state.strategy.scope():
             self._model = state.model.with_config(state.model.config)
         self.best = _read_best(folder) if folder is not None and not is_new else None
+        self.temperature: float | None = None
+        self._best_temperature: float | None = None
         self._keeps_weights = keeps_weights
         self._best_weights: list[np.ndarray] = []
         if folder is not None and is_new:
@@ -100,9 +108,18 @@ class HeldOut:
         if cannot_evaluate(state.recipe, self._data):
             return {}
         state.copy_to(self._model)
-        labels = "real" if self._data.multi_label else "single"
-        result = evaluate(self._model, self._data, batch_size=self._batch_size, labels=labels, strategy=state.strategy)
-        metrics = {TRAINING_NAMES.get(name, name): value for name, value in result.metrics.items()}
+        is_softmax = self._data.multi_label and state.recipe.probabilities == "softmax"
+        labels = "real" if is_softmax else None  # None: as the head says
+        measured = measure(
+            self._model,
+            self._data,
+            batch_size=self._batch_size,
+            labels=labels,
+            strategy=state.strategy,
+            keeps_outputs=can_calibrate(state.recipe, self._data),
+        )
+        self.temperature, means = calibrate(self._model, measured)
+        metrics = {TRAINING_NAMES.get(name, name): value for name, value in means.items()}
         note = ", the best so far" if keep and self._keep(step, metrics) else ""
         first = next(iter(metrics))
         text = f"held-out {first} {metrics[first]:.4f}, loss {metrics['loss']:.4f}{note}"
@@ -111,14 +128,24 @@ class HeldOut:
 
     def copy_model(self) -> VisionTransformer:
         """Copy the moving averages, or without them the weights, to a model outside of any strategy."""
-        model = replicate(self._model, tf.distribute.get_strategy())
+        model = self._copy()
         self._state.copy_to(model)
         return model
+
+    def evaluated_model(self) -> VisionTransformer:
+        """Copy the model as it was evaluated last, with its temperature, to a model outside of any strategy."""
+        model = self._copy()
+        model.set_weights(self._model.get_weights())
+        return model
+
+    def _copy(self) -> VisionTransformer:
+        return replicate(self._model, tf.distribute.get_strategy())
 
     def best_model(self) -> VisionTransformer:
         """Copy the weights of the best evaluation to a model outside of any strategy."""
         assert self.best
-        model = self.copy_model()
+        model = self._copy()
+        self.temperature = self._best_temperature
         if self.best.path is None:
             model.set_weights(self._best_weights)
             return model
@@ -142,6 +169,7 @@ class HeldOut:
         elif self._keeps_weights:
             self._best_weights = self._model.get_weights()
         self.best = Best(step, metrics, path)
+        self._best_temperature = self.temperature
         return True
 
 
@@ -165,6 +193,26 @@ def cannot_evaluate(recipe: Recipe, data: Data) -> str | None:
     if data.evaluation is None:
         return "no images are held out. Add a folder val/ beside train/, name a split (eval_split), or pass arrays"
     return None
+
+
+def can_calibrate(recipe: Recipe, data: Data) -> bool:
+    """Whether a temperature is fitted: to the one class that each image has, of a softmax."""
+    has_classes = type(data.task) is Classification and not data.multi_label
+    return recipe.calibrate and recipe.probabilities == "softmax" and has_classes
+
+
+def calibrate(model: VisionTransformer, measured: Measured) -> tuple[float | None, Mapping[str, float]]:
+    """Divide a model's head by the temperature that suits its outputs, if they were kept; return it and the metrics."""
+    logits, targets, task = measured.output, measured.targets, measured.task
+    temperature = None
+    if logits is not None and targets is not None:
+        temperature = fit_temperature(logits, targets.argmax(axis=1))
+    if logits is None or temperature is None:
+        return None, measured.evaluation.metrics
+    for layer in (layer for layer in model.layers if layer.name in HEADS):
+        layer.set_weights([weight / temperature for weight in layer.get_weights()])
+    sums = task.sums(tf.constant(logits / temperature), tf.constant(targets), tf.ones(len(logits)))
+    return temperature, task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
 
 
 def rank(metrics: dict[str, float]) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from keras_vit.model.layers.runtime import random_scope
+from keras_vit.model.task import of_labels
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 
@@ -27,9 +28,9 @@ class Objective:
     view_size: tuple[int, int]
 
 
-def supervised(recipe: Recipe, model: VisionTransformer) -> Objective:
+def supervised(recipe: Recipe, model: VisionTransformer, *, has_several_labels: bool = False) -> Objective:
     """Make the objective of a model's own task. A recipe's `remat` recomputes encoder blocks for their gradient."""
-    task = model.task
+    task = of_labels(model.task, several=has_several_labels)
 
     def losses(network: Any, batch: Batch, seed: Any) -> tuple[Any, dict[str, Any]]:
         with random_scope(seed, remat=recipe.remat):

@@ -275,7 +275,6 @@ def _activations(
     return saved, 3 * value_bytes * widest
 
 
-CORE_FLOPS = 5e10  # of one core of a CPU in a second, about
 CPU_STEP_FLOPS, LEAST_BATCH = 1e12, 16  # of a step of distillation that is chosen for a CPU: up to ten seconds
 
 

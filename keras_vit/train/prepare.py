@@ -15,6 +15,7 @@ from keras_vit._util.text import byte_size, duration, warn
 from keras_vit.dense.map_tasks import Depth, Segmentation
 from keras_vit.dense.model import DenseModel, depth, segmenter
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import cpu_seconds
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train import distill, masked_patch, memory, planner, strategies
@@ -86,7 +87,7 @@ def build_state(
             distill.check_student(adapted, network, recipe)
         configs = (adapted.config, network.config if network else None)
         recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
-        objective = choose_objective(recipe, adapted, network, has_labels=data.is_labelled)
+        objective = choose_objective(recipe, adapted, network, data)
         state = TrainState(recipe, adapted, objective, total_steps=total)
     _check_head(recipe, state.model, trains_head=state.trains_head)
     if recipe.head_start == "zeros":  # otherwise the starting weights are good
@@ -94,13 +95,13 @@ def build_state(
     return state, data
 
 
-def choose_objective(recipe: Recipe, model: Model, teacher: Model | None, *, has_labels: bool) -> Objective:
+def choose_objective(recipe: Recipe, model: Model, teacher: Model | None, data: Data) -> Objective:
     """Make the objective that a recipe names, with its layers. Call it in the strategy's scope."""
     if recipe.objective == "masked_patch":
         return masked_patch.objective(model, remat=recipe.remat)
     if teacher:
-        return distill.objective(recipe, model, teacher, has_labels=has_labels)
-    return supervised(recipe, model)
+        return distill.objective(recipe, model, teacher, has_labels=data.is_labelled)
+    return supervised(recipe, model, has_several_labels=data.multi_label)
 
 
 def check_variants(
@@ -327,8 +328,8 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
         changes = {"num_classes": num_classes, "labels": labels}
     elif labels and not are_comparable(config.labels, num_classes, labels):
         changes = {"labels": labels}
-    if recipe.objective == "softmax":
-        changes["probabilities"] = "softmax"
+    if recipe.trains_head:
+        changes["probabilities"] = recipe.probabilities
     if recipe.reset_head:
         changes["representation_size"] = None
     target = config.replace(**changes | recipe.config_changes(config))
@@ -381,10 +382,11 @@ def _fit_memory(
             f"{where}: {byte_size(planned.total)}{limit}"
         )
     if strategies.is_cpu() and planned.step_flops > 2 * planner.CPU_STEP_FLOPS:
-        seconds = planned.step_flops / (planner.CORE_FLOPS * (os.cpu_count() or 1))
+        seconds = cpu_seconds(planned.step_flops)
         print_line(
-            f"a step computes {planned.step_flops / 1e12:.1f} TFLOP, perhaps {duration(seconds)} on this CPU. A "
-            f"smaller image_size (now {max(configs[0].size)}), batch_size or model is faster"
+            f"a step computes {planned.step_flops / 1e12:.1f} TFLOP, perhaps {duration(seconds)} on this CPU, and "
+            f"{duration(seconds * (total - done))} for {total - done:,} steps. Faster: a smaller --image-size (now "
+            f"{max(configs[0].size)}), --steps or batch_size, or a smaller model"
         )
     return recipe
 

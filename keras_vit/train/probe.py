@@ -14,7 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.progress import counter
+from keras_vit._util.text import image_rate
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import count_model, cpu_seconds, say_time
 from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.train import prepare, strategies
@@ -115,13 +117,14 @@ class Probe:
                 with stop.held():
                     checkpoints.save(int(self._done.numpy()))
             raise
-        metrics, history = ({}, []) if speed is None else self.fit(print_line)
+        metrics, history, temperature = ({}, [], None) if speed is None else self.fit(print_line)
         if log:
             for line in history:
                 log.write(**line)
             log.close()
         is_stopped = speed is None
-        return Outcome(self.model, metrics, history, int(not is_stopped), speed or 0.0, is_stopped)
+        steps = int(not is_stopped)
+        return Outcome(self.model, metrics, history, steps, speed or 0.0, is_stopped, temperature=temperature)
 
     def compute(self, checkpoints: Checkpoints | None, stop: Stop, *, show: bool) -> float | None:
         """Compute the features that are missing; return the images per second, or None after a request to stop."""
@@ -131,20 +134,34 @@ class Probe:
         waiting: list[list[np.ndarray]] = []  # features, labels and rows of images after the first `done`
         part = f"this batch of {self.recipe.batch_size} images"
         seconds: float | None = None  # of a batch
+        guess = None
+        if strategies.is_cpu():
+            guess = cpu_seconds(self.recipe.batch_size * count_model(self.model).flops)
+            if show:
+                say_time(self.model, self.total - done, "--image-size")
+        saves = checkpoints is not None
         minutes = self.recipe.checkpoint_minutes
-        with counter("Computing features", total=self.total, done=done, show=show) as advance:
+        with (
+            counter("Computing features", total=self.total, done=done, show=show) as advance,
+            stop.during("reading the next images", saves=saves),
+        ):
             for offset, batch in self._batches(done):
                 before = end
+                if batch is not None and stop.requested:
+                    if checkpoints:
+                        with stop.held():
+                            checkpoints.save(done)
+                    return None
                 if batch is None:  # the end of a split, whose last images may have been left out
                     end = offset
                 else:
                     began = time.monotonic()
-                    with stop.during(describe_wait(part, seconds), saves=checkpoints is not None):
+                    with stop.during(describe_wait(part, seconds, guess=guess), saves=saves):
                         features, labels, indices = in_thread(collect, [batch])
                     seconds = time.monotonic() - began
                     waiting.append([features, labels, offset + indices])
                     end = offset + int(indices.max(initial=before - offset - 1)) + 1
-                advance(end - before, f"{(end - first) / (time.monotonic() - start):,.0f} images/s")
+                advance(end - before, image_rate((end - first) / (time.monotonic() - start)))
                 # Sums are added up in the same blocks whenever the run was stopped: they are the same to the bit.
                 if not self._sums or batch is None or end - done >= ADDED:
                     with stop.held():
@@ -195,8 +212,8 @@ class Probe:
                 yield offset + split.count, None
             offset += split.count
 
-    def fit(self, print_line: PrintLine) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
+    def fit(self, print_line: PrintLine) -> tuple[dict[str, float], list[dict[str, Any]], float]:
+        """Set the head; return its metrics on held-out images ({} without any), the log's lines, the temperature."""
         regressions, held_out, held_out_labels = self._regressions()
         config = self.model.config
         columns = {blocks: block_columns(config, blocks) for blocks in _numbers_of_blocks(self.recipe, config)}
@@ -218,14 +235,14 @@ class Probe:
             for number, candidate in enumerate(candidates, 1)
         ]
         if not len(held_out):
-            return {}, history
+            return {}, history, 1 / best.scale
         logits = held_out[:, columns[best.blocks]] @ np.asarray(head.kernel) + np.asarray(head.bias)
         targets = task.targets(tf.constant(held_out_labels))
         sums = task.sums(logits, targets, np.ones(len(held_out), np.float32))
         means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
         metrics = {TRAINING_NAMES.get(name, name): value for name, value in means.items()}
         history.append({"step": len(candidates), **{f"evaluation_{name}": value for name, value in metrics.items()}})
-        return metrics, history
+        return metrics, history, 1 / best.scale
 
     def _regressions(self) -> tuple[Regressions, np.ndarray, np.ndarray]:
         """Regressions on the training images; the features and labels of the held-out ones."""

@@ -82,8 +82,10 @@ class Stop(contextlib.AbstractContextManager["Stop"]):
             self._on_request()
 
 
-def describe_wait(part: str, seconds: float | None) -> str:
-    """Describe what a stopped run finishes first, and its time if that is known."""
+def describe_wait(part: str, seconds: float | None, *, guess: float | None = None) -> str:
+    """Describe what a stopped run finishes first, and its time if that is known, or a guess for the first."""
+    if seconds is None and guess is not None:
+        return f"{part} (perhaps {max(1, guess):.0f} s)"
     if seconds is None:
         return f"{part} (the first: how long it takes is not known yet)"
     return f"{part} (about {max(1, seconds):.0f} s at most)"

@@ -7,13 +7,14 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.zoo.cards import families
-from keras_vit.zoo.pretrained import fetch_beside, fetch_source, load_resolved, resolve
+from keras_vit.zoo.pretrained import ResolvedModel, fetch_beside, fetch_source, load_resolved, resolve
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
@@ -54,27 +55,37 @@ def text_encoder(
         (2, 64)
     """
     from keras_vit import text
-    from keras_vit._util.downloads import fetch
     from keras_vit.converters.containers import is_keras_file
 
     resolved = resolve(name_or_path, weights)
-    row = resolved.published
+    files = fetch_text(resolved)
     if resolved.is_file:
-        fetch_beside(resolved.source or "", (_CONFIG, *_TOKENIZER_FILES))
-        return text.load(fetch_source(resolved), which=which, dtype=dtype)
-    location = row.text_location if row else None
-    if row is None or location is None:
+        return text.load(files[0], which=which, dtype=dtype)
+    row = resolved.published
+    if row is None or not files:
         known = dict.fromkeys(row.architecture for family in families() for row in family.weights if row.text_location)
         raise ValueError(f"{resolved.name} has no text tower. Models that have one: {list(known)}")
-    if row.text is None:
-        path = fetch_source(resolved)
-    else:
-        path = fetch(location)
-        fetch_beside(location, [_CONFIG], needed=_CONFIG)
-    if is_keras_file(path):  # has the tokenizer inside
-        return text.load(path, dtype=dtype)
+    if is_keras_file(files[0]):  # has the tokenizer inside
+        return text.load(files[0], dtype=dtype)
     activation = given(activation=row.config.get("activation"))
-    return text.load(path, tokenizer=fetch(row.tokenizer or ""), config=activation, dtype=dtype)
+    return text.load(files[0], tokenizer=files[-1], config=activation, dtype=dtype)
+
+
+def fetch_text(resolved: ResolvedModel) -> list[Path]:
+    """Fetch the files of a text tower: the weights first, a published tokenizer last; [] if the card has no tower."""
+    from keras_vit._util.downloads import fetch
+
+    row, source = resolved.published, resolved.source or ""
+    if resolved.is_file:
+        return [fetch_source(resolved), *fetch_beside(source, (_CONFIG, *_TOKENIZER_FILES))]
+    location = row.text_location if row else None
+    if row is None or location is None:
+        return []
+    if row.text is None:
+        files = [fetch_source(resolved)]
+    else:
+        files = [fetch(location), *fetch_beside(location, [_CONFIG], needed=_CONFIG)]
+    return [*files, fetch(row.tokenizer)] if row.tokenizer else files
 
 
 def zero_shot(

@@ -366,7 +366,15 @@ def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
 
 
 def fetch_source(resolved: ResolvedModel) -> Path:
-    """Fetch the weights and return their local path; errors as `_util.downloads.fetch`, and LicenseError."""
+    """Fetch the weights and what describes them, and return the weights' local path; errors as `fetch_files`."""
+    return fetch_files(resolved)[0]
+
+
+def fetch_files(resolved: ResolvedModel) -> list[Path]:
+    """Fetch the weights and the files beside them; return their local paths, the weights' first.
+
+    Errors are those of `_util.downloads.fetch`, and LicenseError.
+    """
     from keras_vit._util.downloads import check_license, fetch
 
     source = resolved.source or ""
@@ -378,18 +386,19 @@ def fetch_source(resolved: ResolvedModel) -> Path:
         check_license(source, name, row.license, row.terms, is_accepted=resolved.accept_license)
         path = fetch(source, sha256=row.sha256)
     # Published files of the hub need theirs: it has what the tensors do not show, such as the activation.
-    fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")
-    return path
+    return [path, *fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")]
 
 
-def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> None:
+def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> list[Path]:
     """Fetch the files of these names beside a remote .safetensors file; only the `needed` one must be there."""
     from keras_vit._util.downloads import fetch
 
+    paths = []
     if match := _REMOTE_CHECKPOINT.fullmatch(source):
         for name in names:
             with contextlib.nullcontext() if name == needed else contextlib.suppress(FileUnavailableError):
-                fetch(f"{match['folder']}{name}{match['revision'] or ''}")
+                paths.append(fetch(f"{match['folder']}{name}{match['revision'] or ''}"))
+    return paths
 
 
 def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> None:
