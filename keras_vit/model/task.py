@@ -100,8 +100,13 @@ class Task(Protocol):
     def targets(self, labels: Any) -> Any:
         """Convert a batch of a data set's labels to the tensor that `losses` and `sums` take."""
 
-    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
-        """Compute the loss of every image and further metrics, each float32 (batch,). `kind` is the recipe's."""
+    def losses(
+        self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0, class_weights: Any = None
+    ) -> tuple[Any, Tensors]:
+        """Compute the loss of every image and further metrics, each float32 (batch,). `kind` is the recipe's.
+
+        `class_weights`, float32 (classes,), are those of the labels; None for labels without classes.
+        """
 
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
         """Sum the numbers of a batch for an evaluation, float64, named by `sum_names`; `weights` are 0 for padding."""
@@ -193,7 +198,7 @@ class Classification(Task):
         """Convert the labels of a split to the dtype of the package's examples; None for those of another task."""
         if labels.ndim == 2 and labels.dtype.kind in "fiub" and np.isin(labels, (0, 1)).all():
             return labels.astype(np.float32)
-        if labels.ndim == 1 and labels.dtype.kind in "iu":
+        if labels.ndim == 1 and (labels.dtype.kind in "iub" or _are_whole(labels)):
             return labels.astype(np.int64)
         return None
 
@@ -274,11 +279,15 @@ class Classification(Task):
             raise ValueError(f"Expected labels of {self.num_classes} classes. Received: rows of {labels.shape[-1]}")
         return tf.cast(labels, tf.float32)
 
-    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
+    def losses(
+        self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0, class_weights: Any = None
+    ) -> tuple[Any, Tensors]:
         """Compute "accuracy", and the cross-entropy of logits and float32 targets (batch, classes), which may be mixed.
 
         "sigmoid" treats each class independently and sums over classes, as big_vision's sigmoid_xent; "softmax" does
-        not. `label_smoothing` is the share of a label that is spread over all classes.
+        not. `label_smoothing` is the share of a label that is spread over all classes. `class_weights`, float32
+        (classes,), multiply the losses of images of these classes, as Keras' `fit(class_weight=)`; of mixed images in
+        the shares of their classes.
         """
         import tensorflow as tf
 
@@ -288,6 +297,8 @@ class Classification(Task):
             losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=smooth, logits=output), axis=-1)
         else:
             losses = tf.nn.softmax_cross_entropy_with_logits(labels=smooth, logits=output)
+        if class_weights is not None:
+            losses *= tf.reduce_sum(targets * class_weights, axis=-1)
         return losses, {"accuracy": tf.cast(is_correct, tf.float32)}
 
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
@@ -394,6 +405,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def sigmoid(logits: np.ndarray) -> np.ndarray:
     """Compute the probability of each logit for itself."""
     return np.exp(-np.logaddexp(0, -logits))
+
+
+def _are_whole(values: np.ndarray) -> bool:
+    """Check for floats that are whole numbers."""
+    return values.dtype.kind == "f" and bool(np.all(values == np.floor(values)) and np.isfinite(values).all())
 
 
 PROBABILITIES = {"softmax": softmax, "sigmoid": sigmoid}
