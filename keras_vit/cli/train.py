@@ -56,6 +56,7 @@ def train(
     train_split: Annotated[str | None, Option(help='Such as "train[:90%]".')] = None,
     eval_split: Annotated[str | None, Option(help="The split to evaluate on.")] = None,
     on_bad_image: options.BadImage = "skip",
+    mask_values: options.MaskValues = None,
     as_json: options.Json = False,
     **stated: Any,
 ) -> None:
@@ -99,6 +100,7 @@ def train(
         "train_split": train_split,
         "eval_split": eval_split,
         "on_bad_image": on_bad_image,
+        "mask_values": mask_values,
         "progress": not as_json,
     }
     if chosen and values:
@@ -155,6 +157,7 @@ def evaluate(
     ] = False,
     data_dir: options.DataDir = None,
     on_bad_image: options.BadImage = "skip",
+    mask_values: options.MaskValues = None,
     as_json: options.Json = False,
     **chosen: Any,
 ) -> None:
@@ -187,6 +190,7 @@ def evaluate(
         split=split,
         batch_size=batch_size,
         labels="real" if real else "single",
+        mask_values=mask_values,
         progress=not as_json,
         **source,
     )

@@ -266,7 +266,8 @@ def examine(
     strategies.check_backend()
     model_input = ModelInput.from_model(model)
     check_counts(batch_size=batch_size)
-    opened, held_out, task, _ = open_held_out(model, data, split, data_dir, on_bad_image)
+    request = sources.DataRequest(data=data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image)
+    opened, held_out, task, _ = open_held_out(model, request)
     if type(task) is not Classification or opened.multi_label:
         raise ValueError(f"examine needs one class for each image, and no maps. Received: {opened.name}")
     devices = choose_strategy(model, strategy)

@@ -116,7 +116,9 @@ def try_values(
     }
     request = Request(chosen, model, DataRequest(data=data, **of_data), **options)
     devices = strategies.strategy(request.strategy) if isinstance(request.strategy, str) else request.strategy
-    opened, source = open_data(request.data), prepare.choose_model(chosen, model, request.weights)
+    has_single_class = chosen.objective == "sigmoid"
+    opened = open_data(dataclasses.replace(request.data, has_single_class=has_single_class))
+    source = prepare.choose_model(chosen, model, request.weights)
     if reason := next(filter(None, (cannot_evaluate(one, opened) for one in runs.values())), None):
         raise ValueError(f"Runs are compared on held-out images. {reason}")
     prepare.check_variants(chosen, [*runs.values()], source, opened, devices)
