@@ -495,4 +495,5 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(run(*line)) == {"path": str(tmp_path / "out"), "rows": 3, "errors": 1}
     assert "what was 'classes'" in fails(monkeypatch, *line[:5], "--what", "logits")
     Path("bad.txt").write_text("photos/0/bad.png")
-    assert "none of the 1 images" in fails(monkeypatch, "embed", "digits", "bad.txt", "--to", "none")
+    message = fails(monkeypatch, "embed", "digits", "bad.txt", "--to", "none")
+    assert "none of the 1 images could be read. The first: photos/0/bad.png is not an image of a known fo" in message

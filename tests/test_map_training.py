@@ -81,6 +81,7 @@ def test_the_head_is_trained_on_a_frozen_backbone(kind: str, tmp_path: Path) -> 
     assert evaluated.by_class.keys() == ({"ground", "square"} if kind == "masks" else set())
 
 
+@pytest.mark.filterwarnings("ignore:arrays. 255 in masks does not count")
 def test_an_evaluation_is_that_of_numpy(folder: Path) -> None:
     model = dense.segmenter(built(), 2)
     images, classes = map_folders.arrays(5)
@@ -96,6 +97,7 @@ def test_an_evaluation_is_that_of_numpy(folder: Path) -> None:
     assert found.mean_iou == pytest.approx(np.mean(ious)) and (found.count, found.classes) == (5, 2)
 
 
+@pytest.mark.filterwarnings("ignore:.* 255 in masks does not count")
 def test_data_of_another_task_are_refused(folder: Path) -> None:
     images, classes = map_folders.arrays(4)
     segmenter, classifier = dense.segmenter(built(), 2), built(num_classes=2)

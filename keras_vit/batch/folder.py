@@ -106,6 +106,15 @@ class Folder:
         return EmbedResult(self.path, sum(rows for rows, _ in counts), sum(errors for _, errors in counts))
 
 
+def first_error(path: Path) -> str:
+    """Name the first image of a finished folder that could not be read, and why; "" if all could."""
+    for file in sorted(path.glob("part-*")):
+        table = pq.read_table(file, columns=["path", "error"], partitioning=None)
+        for row in table.filter(table["error"].is_valid()).slice(length=1).to_pylist():
+            return f"{row['path']} {row['error']}"
+    return ""
+
+
 def _count_rows(path: Path) -> tuple[int, int]:
     """Count the rows and the errors in an output file; raise a ValueError for another or a damaged file."""
     try:

@@ -46,6 +46,7 @@ def embed(
     with options.quiet():
         from keras_vit import batch
         from keras_vit.batch._embed import describe_origin
+        from keras_vit.batch.folder import first_error
 
         result = batch.embed(
             found.load(),
@@ -67,7 +68,8 @@ def embed(
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     options.echo(json.dumps(result._asdict(), default=str) if as_json else text)
     if result.rows == result.errors:
-        raise ValueError(f"{result.path}: none of the {result.rows:,} images could be read")
+        first = first_error(result.path)
+        raise ValueError(f"{result.path}: none of the {result.rows:,} images could be read. The first: {first}")
 
 
 def search(

@@ -181,6 +181,9 @@ Strategy = Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:
 Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
 DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
 BadImage = Annotated[str, choice(("skip", "fail"), "What to do about a file that cannot be decoded: skip or fail.")]
+MaskValues = Annotated[
+    str | None, Option(help='Value in masks of each class, in order: 0,255 or "#000000,#ff0000"; default: the numbers.')
+]
 Top = Annotated[int, integer(1, "Number of classes for each image.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")]
 

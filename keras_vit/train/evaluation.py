@@ -32,6 +32,7 @@ from keras_vit.train import strategies
 from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
 from keras_vit.train.data.split import Order, Split, check_kind, match_data
+from keras_vit.train.label_check import check_held_out
 
 Batch = dict[str, Any]
 LABELS = ("single", "several", "real")
@@ -190,6 +191,7 @@ def evaluate(
     preprocessing: Preprocessing | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     on_bad_image: str = "skip",
+    mask_values: str | Sequence[int | str] | None = None,
     progress: bool = False,
 ) -> Evaluation:
     """Measure a model on the held-out split of a data set, or on a folder of class folders, each image once.
@@ -217,6 +219,7 @@ def evaluate(
         preprocessing: None takes the model's own.
         data_dir: folder of tensorflow-datasets' prepared data; None is its default.
         on_bad_image: "skip" leaves out and counts files that cannot be decoded; "fail" raises an error.
+        mask_values: the value in masks of each class, as for `train.run`.
         progress: whether to draw a progress bar.
 
     Returns:
@@ -244,6 +247,7 @@ def evaluate(
         preprocessing=preprocessing,
         data_dir=data_dir,
         on_bad_image=on_bad_image,
+        mask_values=mask_values,
         progress=progress,
     ).evaluation
 
@@ -270,6 +274,7 @@ def measure(
     preprocessing: Preprocessing | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     on_bad_image: str = "skip",
+    mask_values: str | Sequence[int | str] | None = None,
     progress: bool = False,
     keeps_outputs: bool = False,
 ) -> Measured:
@@ -279,7 +284,10 @@ def measure(
     if labels is not None:
         one_of("labels", labels, LABELS)
     check_counts(batch_size=batch_size)
-    opened, held_out, task, classes = open_held_out(model, data, split, data_dir, on_bad_image)
+    request = sources.DataRequest(
+        data=data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, mask_values=mask_values
+    )
+    opened, held_out, task, classes = open_held_out(model, request)
     several = tasks.of_labels(task, several=opened.multi_label and labels != "real")
     labels = labels or ("single" if several is task else "several")
     if (labels != "single") != opened.multi_label or (labels == "several") == (several is task):
@@ -332,17 +340,20 @@ def measure(
 
 
 def open_held_out(
-    model: keras.Model, data: Any, split: str | None, data_dir: str | os.PathLike[str] | None, on_bad_image: str
+    model: keras.Model, request: sources.DataRequest
 ) -> tuple[sources.Data, sources.Split, tasks.Task, int]:
     """Open data; return them with the class numbers of a model, the split, the task, and their own number of classes.
 
     Raises a ValueError if the data have no held-out split, or classes that the model does not have.
     """
-    opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, training=False)
     task = tasks.of_model(model)
+    has_single_class = task.num_classes == 1
+    opened = sources.open_data(dataclasses.replace(request, training=False, has_single_class=has_single_class))
     if opened.evaluation is None:
         raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
     check_kind(opened, task)
+    if not isinstance(request.data, sources.Data):  # a training has checked its data
+        check_held_out(opened, getattr(task, "max_depth", None))
     task.check_output(model.output_shape)
     matched = match_data(opened, task.labels, task.num_classes)
     assert matched.evaluation
@@ -397,8 +408,8 @@ def distribute_batches(
 
     with split.naming_bad_image(Order(batch=1, shuffle=False), batches=split.count):
         yield from strategy.distribute_datasets_from_function(make_worker_batches)
-    if split.num_skipped == split.count:
-        raise ValueError(f"None of the {split.count:,} images of {split.name} can be decoded.")
+    if split.damage and split.num_skipped == split.count:
+        raise split.damage.none_left()
     split.warn_skipped()
 
 

@@ -272,7 +272,8 @@ def examine(
         >>> [(row["class"], row["predicted"]) for row in found.mistakes(1)]
         [('nine', 'four')]
     """
-    opened, _, task, _ = open_held_out(model, data, split, data_dir, on_bad_image)
+    request = sources.DataRequest(data=data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image)
+    opened, _, task, _ = open_held_out(model, request)
     if type(task) is not Classification or opened.multi_label:
         raise ValueError(f"examine needs one class for each image, and no maps. Received: {opened.name}")
     devices = choose_strategy(model, strategy)

@@ -83,6 +83,8 @@ def few_shot(
         raise ValueError(
             f"Few-shot needs a training and a held-out split with one label per image. Received: {opened.name}"
         )
+    if opened.num_classes < 2:
+        raise ValueError(f"Few-shot needs at least two classes. Received: {', '.join(opened.class_names)}")
     devices = choose_strategy(model, strategy)
     read = functools.partial(
         distribute_batches,

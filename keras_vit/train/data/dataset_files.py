@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.text import escaped
+from keras_vit._util.text import error_reason, escaped
 from keras_vit.model import images
 
 PNG = b"\x89PNG"
@@ -113,12 +113,24 @@ def _convert_to_png(file: Any) -> Any:
 
 def is_decodable(image: tf.Tensor | bytes) -> bool:
     """Check that an encoded image is a complete JPEG or PNG file that `model.preprocess` would read."""
+    return decoding_problem(image) is None
+
+
+def decoding_problem(image: tf.Tensor | bytes) -> str | None:
+    """Say why an image, as `read_image` returns it, cannot be decoded; None if it can."""
+    data = np.asarray(image, object).item()
     try:
+        if not images.is_jpeg_or_png(data):
+            images.decode_with_pillow(data)
+            return f"is not one of JPEG, PNG, {', '.join(PILLOW_FORMATS)}. Save it as JPEG or PNG"
         images.check_image(image)
         # At an eighth of its size a JPEG decodes faster, and the same damage is found.
-        return bool(tf.size(tf.io.decode_jpeg(image, channels=3, ratio=8)))
-    except (ValueError, tf.errors.InvalidArgumentError):
-        return False
+        tf.io.decode_jpeg(image, channels=3, ratio=8)
+    except ValueError as error:
+        return str(error)
+    except tf.errors.InvalidArgumentError as error:
+        return f"is a damaged image: {error_reason(error.message)}"
+    return None
 
 
 def hash64(text: str) -> int:

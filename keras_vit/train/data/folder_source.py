@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from keras_vit._util.files import READABLE, hash_files
 from keras_vit._util.text import abbreviated, escaped, warn
-from keras_vit.train.data.dataset_files import has_opacity, hash64, is_decodable, is_folder, list_files, read_image
+from keras_vit.train.data.dataset_files import decoding_problem, has_opacity, hash64, is_folder, list_files, read_image
+from keras_vit.train.data.label_values import Tally, tally_labels
 from keras_vit.train.data.split import Damage, Data, DataRequest, Example, RandomAccess
 
 TRAIN, ALL, HELD_OUT, REST = "train", "all", "held-out", "all but held-out"
@@ -69,7 +70,7 @@ def open_folder(folder: str, request: DataRequest) -> Data:
     classes = _class_names(f"{folder}/{naming_split}".rstrip("/"))
     image_lists = list_subsets(train, evaluation, lambda subset: _list_subset(folder, subset, classes))
     _warn_unread(folder, unread_files(image_lists))
-    splits = [open_images(found, request, labels=found.labels) if found else None for found in image_lists]
+    splits = [_open_classes(found, request) if found else None for found in image_lists]
     return Data(
         name=escaped(folder),
         train=splits[0],
@@ -92,7 +93,7 @@ def _open_unlabelled(folder: str, request: DataRequest) -> Data:
         raise FileNotFoundError(f"{escaped(folder)} has no images. Expected: files that end in {', '.join(READABLE)}")
     _warn_unread(folder, unread)
     image_list = ImageList(folder, images, np.zeros(len(images), np.int64), unread)
-    split = open_images(image_list, request, labels=image_list.labels)
+    split = _open_classes(image_list, request)
     return Data(name=escaped(folder), train=split, evaluation=None, num_classes=1, class_names=(), is_labelled=False)
 
 
@@ -286,19 +287,26 @@ def _warn_unread(folder: str, unread: Sequence[str]) -> None:
     )
 
 
+def _open_classes(image_list: ImageList, request: DataRequest) -> RandomAccess:
+    """Create the split of listed images whose labels are classes."""
+    labels = image_list.labels
+    return open_images(image_list, request, labels=labels, tally=tally_labels(labels))
+
+
 def open_images(
     image_list: ImageList,
     request: DataRequest,
     *,
     labels: Sequence[bytes] | np.ndarray,
+    tally: Tally,
     read_label: Callable[[tf.Tensor], tf.Tensor] = lambda label: label,
     check_label: Callable[[int], str | None] = lambda index: None,
     label_files: Sequence[str] = (),
 ) -> RandomAccess:
     """Create the split of listed images; `read_label` maps an element of `labels` to the label of an example.
 
-    `check_label` returns why a label cannot be used, of an image that can be decoded. `label_files` are all files that
-    labels are read from; without them a label is the name of a folder.
+    `tally` is of the labels. `check_label` returns why a label cannot be used, of an image that can be decoded.
+    `label_files` are all files that labels are read from; without them a label is the name of a folder.
     """
     paths = [f"{image_list.folder}/{file}" for file in image_list.files]
     if clear := [file for file, path in zip(image_list.files, paths, strict=True) if has_opacity(path)]:
@@ -313,10 +321,10 @@ def open_images(
 
     def check(index: int) -> str | None:
         try:
-            is_image = is_decodable(read_image(os.fsencode(paths[index])))
+            problem = decoding_problem(read_image(os.fsencode(paths[index])))
         except tf.errors.OpError:  # a file that is lost meanwhile, which the reader names
             return None
-        return check_label(index) if is_image else "cannot be decoded"
+        return problem or check_label(index)
 
     def name_of(index: int) -> str:
         return escaped(paths[index])
@@ -330,6 +338,7 @@ def open_images(
         damage=Damage(folder, len(paths), name_of, check, fail=fail),
         example_name=name_of,
         fingerprint=lambda: hash_files([*paths, *label_files]),
+        tally=tally,
     )
 
 
