@@ -26,7 +26,7 @@ from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import RECORD, EmbedResult, Folder, open_folder
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.images import CHANNELS
+from keras_vit.model.pillow import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.zoo.pretrained import ResolvedModel, load_any, resolve
 

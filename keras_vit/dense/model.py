@@ -35,8 +35,8 @@ from keras_vit.model.labels import check_labels
 from keras_vit.model.layers.base import refuse_quantize
 from keras_vit.model.maps import PatchMap as PatchMap
 from keras_vit.model.maps import ResizeBilinear as ResizeBilinear
-from keras_vit.model.maps import interpolate, neighbours, resize_axis
 from keras_vit.model.preprocess import to_arrays
+from keras_vit.model.resizing import interpolate, neighbours, resize_axis
 from keras_vit.model.vision_transformer import VisionTransformer
 
 Size = tuple[int, int]  # height, width

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_vit._util.text import escaped
 from keras_vit.model import images
+from keras_vit.model.pillow import pillow_pixels
 
 PNG = b"\x89PNG"
 PILLOW_FORMATS = ("BMP", "GIF", "TIFF", "WEBP")  # besides JPEG and PNG
@@ -105,7 +106,7 @@ def _convert_to_png(file: Any) -> Any:
         from PIL import Image
 
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            pixels = images.pillow_pixels(image)
+            pixels = pillow_pixels(image)
     except Exception:  # Pillow's readers raise errors of many types
         return file
     return np.array(tf.io.encode_png(pixels, compression=0).numpy(), object)
