@@ -182,7 +182,7 @@ def test_quantized_files_are_smaller(tmp_path: Path) -> None:
     model = built(hidden_size=256, mlp_dim=1024, **SMALL)
     sizes = {name: export.tflite(model, tmp_path / name, quantize=name).bytes for name in WORST_ERROR}
     for mode, size in sizes.items():
-        least, most = exported.expected_bytes(model, modes.load_mode(mode), (32, 32))
+        least, most = sizes.expected_bytes(model, modes.load_mode(mode), (32, 32))
         assert least <= size <= most
     # Two kernels of the last block are float16 in dynamic files: a large share of these small models.
     assert sizes["dynamic"] < 0.62 * sizes["float16"] < 0.36 * sizes["none"]

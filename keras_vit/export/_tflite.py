@@ -302,7 +302,11 @@ def _write_file(
         if mode.rules:
             check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     config, names = image_config(model), options.class_names
-    metadata.append_files(path, metadata.archive_files(config, options.input_dtype, options.source_size, names))
+    texts = metadata.archive_files(config, options.input_dtype, options.source_size, names)
+    task = tasks.of_model(model)
+    labels = getattr(task, "labels", None) if options.labels is None else options.labels
+    texts[metadata.MODEL] = metadata.describe_model(config, getattr(model, "head", None), labels)
+    metadata.append_files(path, texts)
     return notes
 
 
