@@ -66,7 +66,7 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> FileMod
         check_counts(threads=threads)
     if path.is_dir():
         raise ValueError(f"{path} is a folder. export.load reads .tflite files; TensorFlow reads SavedModels")
-    interpreters = Interpreters(path, threads or len(os.sched_getaffinity(0)))
+    interpreters = Interpreters(path, threads or os.cpu_count() or 1)
     facts = _read_facts(path)
     if "text" in facts:
         return TextFileModel(path, facts["text"], interpreters)
@@ -212,7 +212,7 @@ class FileModel:
             preprocessing = dataclasses.replace(preprocessing, mean=(0.0,), std=(1 / 255,))
             if sides != size:
                 preprocessing, size = dataclasses.replace(preprocessing, crop_fraction=1.0), sides
-        pixels = self._read(image)
+        pixels = self.read(image)
         if size != self.config.size and pixels.shape[:2] != size:
             warn(
                 f"keras_vit: {self.path.name} resizes pixels of {size[0]}x{size[1]} itself. Images of other sizes are "
@@ -223,8 +223,19 @@ class FileModel:
         )
         return np.round(prepared).astype(np.uint8) if self._file.dtype == "uint8" else prepared
 
-    def _read(self, image: Any) -> np.ndarray:
-        """Read one image as an array (height, width, channels) of 0..255, by Pillow if it is a file."""
+    def read(self, image: Any) -> np.ndarray:
+        """Read one image, not resized, by Pillow if it is a file.
+
+        Args:
+            image: a path, the content of an image file, a Pillow image, or an array (height, width, channels).
+
+        Returns:
+            uint8, or float32 for an array of floats, (height, width, channels) of 0..255.
+
+        Raises:
+            ValueError: as `preprocess`.
+            FileNotFoundError: as `preprocess`.
+        """
         channels = self.config.num_channels
         if isinstance(image, bytes | bytearray):
             image = preprocess.with_channels(decode_with_pillow(bytes(image)), channels)
@@ -409,7 +420,7 @@ class FileModel:
         if self.head is None:
             raise ValueError(f"predict_maps needs the file of a model of maps. Received: {self.path}, {self.task.NAME}")
         results = list(
-            self._interpreters.map(lambda image, run: function(self._read(image), run), single_images(images))
+            self._interpreters.map(lambda image, run: function(self.read(image), run), single_images(images))
         )
         if not results:
             raise ValueError("predict_maps needs at least one image. Received: an empty list")
