@@ -1,5 +1,6 @@
 """Embed or classify any number of images into Parquet files."""
 
+import hashlib
 import json
 import os
 import re
@@ -7,10 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import keras
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from keras_vit._util.text import needs_extra, warn
 
@@ -24,18 +22,21 @@ from keras_vit._util.progress import counter
 from keras_vit.batch import compute
 from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import RECORD, EmbedResult, Folder, open_folder
-from keras_vit.dense.model import DenseModel
+from keras_vit.export.runtime import FileModel, load
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.pillow import CHANNELS
-from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
-from keras_vit.zoo.pretrained import ResolvedModel, load_any, resolve
+
+if TYPE_CHECKING:
+    from keras_vit.dense.model import DenseModel
+    from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit.zoo.pretrained import ResolvedModel
 
 CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32
 AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
 
 
 def embed(
-    model: VisionTransformer | DenseModel | str | os.PathLike[str],
+    model: "VisionTransformer | DenseModel | FileModel | str | os.PathLike[str]",
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     to: str | os.PathLike[str],
@@ -59,7 +60,8 @@ def embed(
     as it was: by size and time, except of URLs. A warning says which are computed again.
 
     Args:
-        model: the model, or a name, path or URL as for `keras-vit predict`.
+        model: the model, or a name, path or URL as for `keras-vit predict`. A .tflite file is computed without
+            TensorFlow, an image on each processor.
         source: a folder (with its sub-folders), a pattern such as "photos/*.jpg", a .txt or .parquet file of paths or
             URLs, a folder or pattern of such URLs, or files of records (.tfrecord, .array_record). fsspec opens URLs,
             such as gs:// and s3://. A record is an image file, or a tf.train.Example with one. Or a list of these.
@@ -67,7 +69,8 @@ def embed(
         what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities",
             "classes" (the best one: label_id, label, probability), or "patches" (the last block's, as
             `model.feature_maps` returns them: rows * columns * width values).
-        dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it.
+        dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it. A
+            .tflite file has its own.
         output_dtype: of the values, "float32" or "float16".
         batch_size: number of images in a call of the model, >= 1. A GPU needs 128 or more to be fast.
         rows_per_file: number of rows of a Parquet file, >= 1. The images of a file of records are one file.
@@ -118,9 +121,15 @@ def embed(
     }
     if dtype != "auto":
         facts["dtype"] = dtype
-    state = {"working_folder": str(Path.cwd()), "dtype": _best_dtype(loaded)}
+    is_file = isinstance(loaded, FileModel)
+    if is_file and (dtype != "auto" or engine != "local"):
+        received = f"dtype={dtype!r}, engine={engine!r}"
+        raise ValueError(f"dtype and engine are for models: {loaded.path} has its own dtype. Received: {received}")
+    state = {"working_folder": str(Path.cwd()), "dtype": "file" if is_file else _best_dtype(loaded)}
     folder = replace(open_folder(target, facts, state, origin), max_bytes=max_bytes)
-    settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
+    settings = {name: folder.record[name] for name in ("what", "output_dtype")} | {"batch_size": batch_size}
+    if not is_file:
+        settings["dtype"] = folder.record["dtype"]
     numbers = folder.unfinished(first, count, retry_errors=retry_errors)
     if not is_new:
         numbers = _check_images(folder, numbers, (first, count))
@@ -128,7 +137,8 @@ def embed(
         if engine == "ray":
             computed = compute.run_on_ray(loaded, settings, folder, numbers)
         else:
-            computed = compute.Worker(loaded, **settings).run(folder, numbers)
+            worker: Any = (compute.FileWorker if is_file else compute.Worker)(loaded, **settings)
+            computed = worker.run(folder, numbers)
         # Only the files of records know how many images they have.
         total = None if folder.record["records"] else folder.record["images"] * len(numbers) // folder.record["files"]
         with counter("Computing", total=total, show=progress) as advance:
@@ -177,10 +187,20 @@ def _check_images(folder: Folder, unfinished: list[int], shard: tuple[int, int])
     return sorted({*unfinished, *stale})
 
 
-def _load_model(
-    model: Any, what: str, origin: Mapping[str, Any] | None
-) -> tuple[VisionTransformer, Mapping[str, Any] | None]:
+def _load_model(model: Any, what: str, origin: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
     """Load the model, and raise a ValueError if it does not compute this from image files."""
+    if isinstance(model, str | os.PathLike) and os.fspath(model).casefold().endswith(".tflite"):
+        model = load(model)
+    if isinstance(model, FileModel):
+        compute.find_output(model, what)
+        return model, {"model": _absolute(os.fspath(model.path))}
+
+    import keras
+
+    from keras_vit.dense.model import DenseModel
+    from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit.zoo.pretrained import load_any, resolve
+
     if not isinstance(model, VisionTransformer | DenseModel):
         resolved = resolve(model)
         model, origin = load_any(resolved), describe_origin(resolved)
@@ -203,7 +223,7 @@ def _load_model(
     return model, origin
 
 
-def describe_origin(resolved: ResolvedModel, **changes: Any) -> dict[str, Any] | None:
+def describe_origin(resolved: "ResolvedModel", **changes: Any) -> dict[str, Any] | None:
     """Describe the `origin` of a model that was loaded with these changes of its config; None for random weights."""
     if resolved.source is None:
         return None
@@ -216,15 +236,22 @@ def _absolute(name: str) -> str:
     return name if "://" in name else str(expand_home(name).absolute())
 
 
-def fingerprint(model: VisionTransformer) -> str:
-    """Hash the weights, and the fields of the config that are not the defaults of ViTConfig."""
+def fingerprint(model: "VisionTransformer | FileModel") -> str:
+    """Hash a file, or the weights and the fields of the config that are not the defaults of ViTConfig."""
+    if isinstance(model, FileModel):
+        with model.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    from keras_vit.model.vision_transformer import hash_weights
+
     defaults = ViTConfig().to_dict()  # left out, so that a field of a later version changes nothing
     config = {name: value for name, value in model.config.to_dict().items() if value != defaults[name]}
     return hash_weights(model.weights, json.dumps(config, sort_keys=True))[:16]
 
 
-def _best_dtype(model: VisionTransformer) -> str:
+def _best_dtype(model: "VisionTransformer") -> str:
     """Choose the model's own dtype, or bfloat16 where it is faster than float32."""
+    import tensorflow as tf
+
     own = str(model.layers[1].compute_dtype)
     if own != "float32":
         return own

@@ -42,13 +42,15 @@ def embed(
     **chosen: Any,
 ) -> None:
     """Write the embeddings or predictions of any number of images to Parquet files: path, values, error."""
-    found = options.find_model(model, **chosen)
-    with options.quiet():
+    is_file = options.is_tflite(model)
+    found = None if is_file else options.find_model(model, **chosen)
+    with options.quiet(starts_tensorflow=not is_file):
         from keras_vit import batch
         from keras_vit.batch._embed import describe_origin
 
+        recorded = {name: chosen[name] for name in ("which", "image_size", "patch_size")}
         result = batch.embed(
-            found.load(),
+            found.load() if found else options.load_file(model, **chosen),
             source,
             to=to,
             what=what,
@@ -60,9 +62,7 @@ def embed(
             shard=shard,
             retry_errors=retry_errors,
             engine=engine,
-            origin=describe_origin(
-                found.resolved, **{name: chosen[name] for name in ("which", "image_size", "patch_size")}
-            ),
+            origin=describe_origin(found.resolved, **recorded) if found else None,
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     options.echo(json.dumps(result._asdict(), default=str) if as_json else text)
@@ -88,13 +88,14 @@ def search(
         check_results([out], inputs=[query])
     if not query.strip():
         raise ValueError(f"The query must be a text or an image file. Received: {query!r:.200}")
-    with options.quiet():
+    from keras_vit.batch.folder import find_folder
+
+    folder = find_folder(expand_home(as_path(vectors, "vectors")))
+    chosen: dict[str, Any] = {"model": model, "weights": weights} if model else _read_origin(folder, weights)
+    with options.quiet(starts_tensorflow=not options.is_tflite(chosen["model"])):
         from keras_vit import batch
         from keras_vit.batch._search import write_contact_sheet
-        from keras_vit.batch.folder import find_folder
 
-        folder = find_folder(expand_home(as_path(vectors, "vectors")))
-        chosen = {"model": model, "weights": weights} if model else _read_origin(folder, weights)
         [found] = batch.search(vectors, _embed_query(query, folder, chosen, accept_license), top=top)
         _warn_changed(folder)
         if out:
@@ -121,8 +122,15 @@ def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_lice
     from keras_vit.batch._embed import fingerprint
 
     is_text = not (is_image(query) or "://" in query or _is_file(query))
-    texts = _load_text_encoder(folder, chosen) if is_text else None
-    loaded = options.find_model(**chosen, accept_license=accept_license).load()
+    texts: TextEncoder | None = None
+    loaded: Any
+    if options.is_tflite(chosen["model"]):
+        if is_text:
+            raise ValueError(f"{chosen['model']} is a file for images: search with an image file. Received: {query!r}")
+        loaded = options.load_file(**chosen)
+    else:
+        texts = _load_text_encoder(folder, chosen) if is_text else None
+        loaded = options.find_model(**chosen, accept_license=accept_license).load()
     if fingerprint(loaded) != folder.record["weights"]:
         raise ValueError(
             f"{folder.path} has the embeddings of another model than {chosen['model']} is now: of other weights, "

@@ -8,7 +8,7 @@ import functools
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
     return run
 
 
-def main_name(outputs: Outputs) -> str:
+def main_name(outputs: Mapping[str, Any]) -> str:
     """Name of the main output: the first of `MAIN_OUTPUTS` that exists, else the first output."""
     return next(iter([*(name for name in MAIN_OUTPUTS if name in outputs), *outputs]))
 

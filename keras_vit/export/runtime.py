@@ -28,7 +28,7 @@ from keras_vit.export.litert import metadata
 from keras_vit.model import preprocess
 from keras_vit.model import task as tasks
 from keras_vit.model.classify import IMAGE_ERRORS, check_outputs, single_images, unit_length
-from keras_vit.model.config import ViTConfig
+from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.pillow import decode_with_pillow
 from keras_vit.model.task import Prediction
 from keras_vit.model.tokenizer import Tokenizer
@@ -145,12 +145,20 @@ class FileModel:
     width, channels) or (batch, height, width, channels) of 0..255, of any size, or a list of these. They are prepared
     as `VisionTransformer.preprocess` does, to the same bytes. All methods may be called by several threads at a time.
 
+    Args:
+        path: the file.
+        facts: what the file says about its model, as `load` reads it.
+        interpreters: what runs it.
+
     Attributes:
         path: the file.
         config: the ViTConfig of the model.
         head: the fields of its head for maps; None without one.
         task: what its outputs mean, with the names of its classes.
         outputs: names of its outputs, such as "logits".
+        input_shape: (None, height, width, channels) of the images that it takes.
+        input_dtype: "float32" for prepared images, "uint8" for pixels of 0..255.
+        output_shape: shape of its main output, such as (1, classes).
 
     Example:
         >>> report = keras_vit.export.tflite(keras_vit.zoo.load("digits", num_classes=0), "features.tflite")
@@ -168,6 +176,9 @@ class FileModel:
         self._interpreters = interpreters
         self._file = interpreters.first
         self.outputs = list(self._file.output_shapes)
+        self.input_dtype = self._file.dtype
+        self.input_shape: Any = (None, *self._file.shape)
+        self.output_shape: Any = self._file.output_shapes[main_name(dict.fromkeys(self.outputs))]
         self.task = self._make_task(facts["labels"])
 
     def _make_task(self, labels: Any) -> Any:
@@ -183,10 +194,9 @@ class FileModel:
                 if self.head.output == "segments"
                 else Segmentation(**known, image_size=self.config.size)
             )
-        shapes: Any = self._file.output_shapes
-        shape = shapes[main_name(shapes)]
         if not self.config.num_classes and "features" not in self.outputs:  # a Keras model of others
-            return tasks.Classification(num_classes=shape[-1], labels=labels, is_pooled=len(shape) == 2)
+            is_pooled = len(self.output_shape) == 2
+            return tasks.Classification(num_classes=self.output_shape[-1], labels=labels, is_pooled=is_pooled)
         return dataclasses.replace(tasks.from_config(self.config), labels=labels)
 
     def preprocess(self, images: Any) -> np.ndarray:
@@ -205,23 +215,29 @@ class FileModel:
         """
         return np.concatenate([self._prepare(image) for image in single_images(images)])
 
+    @property
+    def input_preprocessing(self) -> Preprocessing:
+        """How images are prepared before the file: the model's own, or less if the file takes pixels."""
+        own = self.config.preprocessing
+        if self.input_dtype == "float32":
+            return own
+        share = own.crop_fraction if self.input_shape[1:3] == self.config.size else 1.0  # else the file cuts itself
+        return dataclasses.replace(own, mean=(0.0,), std=(1 / 255,), crop_fraction=share)
+
     def _prepare(self, image: Any) -> np.ndarray:
-        preprocessing, size = self.config.preprocessing, self.config.size
-        if self._file.dtype == "uint8":
-            sides: Any = self._file.shape[:2]
-            preprocessing = dataclasses.replace(preprocessing, mean=(0.0,), std=(1 / 255,))
-            if sides != size:
-                preprocessing, size = dataclasses.replace(preprocessing, crop_fraction=1.0), sides
-        pixels = self.read(image)
+        size, pixels = self.input_shape[1:3], self.read(image)
         if size != self.config.size and pixels.shape[:2] != size:
             warn(
                 f"keras_vit: {self.path.name} resizes pixels of {size[0]}x{size[1]} itself. Images of other sizes are "
                 f"resized twice, and results differ from the model's. Received: {pixels.shape[0]}x{pixels.shape[1]}"
             )
         prepared: np.ndarray = preprocess.prepare(
-            pixels, image_size=size, num_channels=self.config.num_channels, preprocessing=preprocessing
+            pixels,
+            image_size=size,
+            num_channels=self.config.num_channels,
+            preprocessing=self.input_preprocessing,
         )
-        return np.round(prepared).astype(np.uint8) if self._file.dtype == "uint8" else prepared
+        return np.round(prepared).astype(np.uint8) if self.input_dtype == "uint8" else prepared
 
     def read(self, image: Any) -> np.ndarray:
         """Read one image, not resized, by Pillow if it is a file.
@@ -272,7 +288,11 @@ class FileModel:
         return {name: np.concatenate([row[name] for row in rows]) for name in self.outputs}
 
     def run_each(self, images: Any) -> Iterator[Outputs | Exception]:
-        """Compute the outputs of each image, or yield the error of one that cannot be read."""
+        """Compute the outputs of each image, or yield the error of one that cannot be read.
+
+        Args:
+            images: see the class.
+        """
         single = single_images(images)
         size = self._file.batch or 1
         groups = iter(lambda: list(itertools.islice(single, size)), [])
@@ -290,6 +310,19 @@ class FileModel:
                 check_outputs(values, are_logits=name == "logits" and self.head is None)
             rows = ({name: values[i : i + 1] for name, values in outputs.items()} for i in range(len(readable)))
         return [image if isinstance(image, Exception) else next(rows) for image in prepared]
+
+    def run_prepared(self, images: np.ndarray) -> Outputs:
+        """Compute all outputs of prepared images, several at a time.
+
+        Args:
+            images: as `preprocess` returns them, (batch, height, width, channels), one at least.
+
+        Returns:
+            A dict from an output's name to an array (batch, ...).
+        """
+        self._file.check_images(images)
+        parts = [*self._interpreters.map(lambda part, run: _run_part(run, *part), self._file.batches(images, 1))]
+        return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
 
     def classify(self, images: Any, top: int = 5) -> list[list[Prediction]]:
         """Classify images.
@@ -312,23 +345,37 @@ class FileModel:
         return results
 
     def classify_each(self, images: Any, top: int = 5) -> Iterator[list[Prediction] | Exception]:
-        """Classify each image, or yield the error of one that cannot be read; arguments as for `classify`."""
-        self._check_classes()
+        """Classify each image, or yield the error of one that cannot be read.
+
+        Args:
+            images: see the class.
+            top: number of classes for each image, from 1.
+        """
+        name = self.class_output()
         check_counts(top=top)
         for result in self.run_each(images):
-            yield result if isinstance(result, Exception) else self._decode(result, top)
+            yield result if isinstance(result, Exception) else self.decode_predictions(result[name], top)[0]
 
-    def _check_classes(self) -> None:
+    def class_output(self) -> str:
+        """Name the output that says the class of an image; raise a ValueError if the file has none."""
         if self.head is not None:
             raise ValueError(f"classify needs classes of whole images. Received: {self.path}, {self.task.NAME}")
         self.task.check_classes(f"classify ({self.path} was exported without one: use embed or features)")
+        return main_name(dict.fromkeys(self.outputs))
 
-    def _decode(self, outputs: Outputs, top: int) -> list[Prediction]:
-        if "logits" in outputs:
-            [ranking] = self.task.decode(outputs["logits"], top)
-        else:
-            [ranking] = self.task.rank(outputs["probabilities"], outputs["probabilities"], top)
-        return list(ranking)
+    def decode_predictions(self, values: np.ndarray, top: int = 5) -> list[list[Prediction]]:
+        """Name the most probable classes of each image.
+
+        Args:
+            values: (batch, classes), as the file returns them: logits, or probabilities.
+            top: number of classes for each image, from 1.
+
+        Returns:
+            For each image a list of (label_id, label, probability), most probable first.
+        """
+        if self.class_output() == "logits":
+            return list(self.task.decode(values, top))
+        return list(self.task.rank(values, values, top))
 
     def embed(self, images: Any) -> np.ndarray:
         """Embed images. Embeddings have length 1: dot products are cosine similarities.
@@ -435,7 +482,7 @@ class FileModel:
 
             return to_image(class_scores(*run_windows(pixels, self.head, self.config, run)), self.head, size)
         wanted = framed_size(size, self.head, tuple(self.head.size or self.config.size))
-        if self._file.dtype == "float32" and wanted == self.config.size:
+        if self.input_dtype == "float32" and wanted == self.config.size:
             prepared = frame(pixels, self.head, self.config)
         else:
             if wanted != self.config.size:
@@ -454,6 +501,11 @@ class FileModel:
 
 class TextFileModel:
     """A .tflite file of `text.tflite` as a model of texts; `load` makes it.
+
+    Args:
+        path: the file.
+        facts: what the file says about its tokenizer, as `load` reads it.
+        interpreters: what runs it.
 
     Attributes:
         path: the file.
@@ -499,6 +551,10 @@ def _attempt(function: Callable[[Any], np.ndarray], image: Any) -> np.ndarray | 
         return function(image)
     except IMAGE_ERRORS as error:
         return error
+
+
+def _run_part(run: Callable[[np.ndarray], Outputs], images: np.ndarray, count: int) -> Outputs:
+    return {name: values[:count] for name, values in run(images).items()}
 
 
 def _raised(result: Result | Exception) -> Result:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_vit._util.text import error_reason
 from keras_vit.model.pillow import (
     BLOCK,
+    JPEG,
     LONG,
     MAX_EXIF,
     MAX_PIXELS,
@@ -19,14 +20,13 @@ from keras_vit.model.pillow import (
     NO_ADOBE,
     ORIENTATION_TAG,
     PIXEL_LIMITS,
+    PNG,
     SHORT,
 )
 
 MAX_SEGMENTS = 20_000  # of a JPEG, in which EXIF is looked for
 
-_JPEG = b"\xff\xd8\xff"
-_PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_START = len(_PNG) + 25  # with the chunk IHDR
+_PNG_START = len(PNG) + 25  # with the chunk IHDR
 _DEPTH_AND_TYPE, _PALETTE = 24, 3  # place of a PNG's bits and colour type; from 3 on, pixels may be transparent
 _EXIF, _ADOBE = (0xFFE1, b"Exif\0\0"), (0xFFEE, b"Adobe")  # marks and names of segments
 _PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
@@ -63,8 +63,8 @@ def read_header(file: Any) -> Header:
     def unknown_header() -> Header:
         return Header(tf.constant(False), tf.constant([1, 1], tf.int64), tf.constant(1), tf.constant(True))
 
-    is_png = _starts_with(file, _PNG) & (tf.strings.length(file) >= _PNG_START)
-    return tf.cond(_starts_with(file, _JPEG), jpeg_header, lambda: tf.cond(is_png, png_header, unknown_header))
+    is_png = _starts_with(file, PNG) & (tf.strings.length(file) >= _PNG_START)
+    return tf.cond(_starts_with(file, JPEG), jpeg_header, lambda: tf.cond(is_png, png_header, unknown_header))
 
 
 _compiled_header = tf.function(read_header, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
@@ -79,15 +79,10 @@ def requirements(header: Header) -> Iterator[tuple[Any, str, Any]]:
     yield header.has_colours, NO_ADOBE, ""
 
 
-def is_jpeg_or_png(start: bytes) -> bool:
-    """Recognise a file for `decode_image` by its first bytes."""
-    return start.startswith((_JPEG, _PNG))
-
-
 def declares_opacity(start: bytes) -> bool:
     """Check the first bytes of a file: whether it is a PNG with a fourth channel, or a palette with opacity."""
     kind = start[_DEPTH_AND_TYPE + 1 : _DEPTH_AND_TYPE + 2]
-    return start.startswith(_PNG) and (kind in (b"\4", b"\6") or (kind == b"\3" and b"tRNS" in start))
+    return start.startswith(PNG) and (kind in (b"\4", b"\6") or (kind == b"\3" and b"tRNS" in start))
 
 
 def decode_image(file: Any) -> Any:
@@ -128,7 +123,7 @@ def decode_pixels(file: Any, orientation: Any) -> Any:
         transparent = functools.partial(tf.io.decode_png, file, channels=4)
         return tf.cond(kind >= _PALETTE, lambda: on_white(transparent(), whole), opaque)
 
-    pixels = tf.cond(_starts_with(file, _PNG), png, opaque)
+    pixels = tf.cond(_starts_with(file, PNG), png, opaque)
     return turn_upright(tf.ensure_shape(pixels, (None, None, 3)), orientation)
 
 
@@ -200,7 +195,7 @@ def read_orientation(file: Any) -> Any:
     """Read the EXIF orientation of a JPEG, int32 from 1 to 8; 1 for other files, without EXIF or if it is damaged."""
     # Most images of data sets have no EXIF. This search takes a tenth of the time that parsing takes.
     pieces = tf.raw_ops.StringSplitV2(input=[file], sep=_EXIF[1], maxsplit=1).values
-    has_exif = (tf.size(pieces) > 1) & _starts_with(file, _JPEG)
+    has_exif = (tf.size(pieces) > 1) & _starts_with(file, JPEG)
     return tf.cond(has_exif, lambda: _parse_orientation(file), lambda: tf.constant(1))
 
 

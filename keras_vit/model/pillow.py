@@ -22,9 +22,16 @@ BLOCK = 1 << 20  # pixels converted at a time: in float32 an image has four time
 SHORT, LONG = 3, 4  # types of values in EXIF
 GREY = (0.2989, 0.587, 0.114)  # as tf.image.rgb_to_grayscale
 
+JPEG = b"\xff\xd8\xff"  # first bytes of a file
+PNG = b"\x89PNG\r\n\x1a\n"
 # Files that people try although no reader is installed, by the bytes at a place of the file.
 KINDS = ((0, b"<", "text, such as SVG or HTML"), (4, b"ftyp", "a HEIC photo, an AVIF image or a video"))
 SIXTEEN_BITS = ("PNG", "PPM")  # formats whose images of mode "I" have 16 bits
+
+
+def is_jpeg_or_png(start: bytes) -> bool:
+    """Recognise a file that TensorFlow decodes by its first bytes."""
+    return start.startswith((JPEG, PNG))
 
 
 def decode_with_pillow(file: bytes) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from keras_vit._util.files import read_file, read_limited
 from keras_vit._util.text import warn
 from keras_vit.model.config import Preprocessing
-from keras_vit.model.pillow import CHANNELS, decode_with_pillow, on_white, pillow_pixels, to_grey
+from keras_vit.model.pillow import CHANNELS, decode_with_pillow, is_jpeg_or_png, on_white, pillow_pixels, to_grey
 from keras_vit.model.resizing import (
     MAX_ASPECT,
     PILLOW_ONE,
@@ -131,10 +131,12 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
 
 def decode_bytes(data: bytes, num_channels: int) -> np.ndarray:
     """Decode the content of an image file as `decode` does. The message of a ValueError lacks the file's name."""
-    from keras_vit.model.images import decode_image, is_jpeg_or_png
+    if is_jpeg_or_png(data):
+        from keras_vit.model.images import decode_image
 
-    is_plain = is_jpeg_or_png(data)
-    pixels = np.asarray(decode_image(data) if is_plain else decode_with_pillow(data))
+        pixels = np.asarray(decode_image(data))
+    else:
+        pixels = decode_with_pillow(data)
     return with_channels(pixels, num_channels)
 
 

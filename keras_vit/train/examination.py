@@ -28,7 +28,14 @@ from keras_vit.train import strategies
 from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import ModelInput, decode
 from keras_vit.train.data.split import Split
-from keras_vit.train.evaluation import choose_strategy, collect_images, distribute_batches, open_held_out, replicate
+from keras_vit.train.evaluation import (
+    as_keras_model,
+    choose_strategy,
+    collect_images,
+    distribute_batches,
+    open_held_out,
+    replicate,
+)
 
 WORST = 24  # mistakes on a contact sheet
 MATRIX_CLASSES = 30  # that a page shows as a matrix; of more it lists the most frequent confusions
@@ -264,6 +271,7 @@ def examine(
         [('nine', 'four')]
     """
     strategies.check_backend()
+    model = as_keras_model(model)
     model_input = ModelInput.from_model(model)
     check_counts(batch_size=batch_size)
     opened, held_out, task, _ = open_held_out(model, data, split, data_dir, on_bad_image)
