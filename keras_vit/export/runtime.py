@@ -163,10 +163,18 @@ class FileModel:
     Example:
         >>> report = keras_vit.export.tflite(keras_vit.zoo.load("digits", num_classes=0), "features.tflite")
         >>> model, image = keras_vit.export.load("features.tflite"), np.zeros((28, 28, 1), "uint8")
-        >>> model.embed(image).shape, model.features([image, image]).shape, model.preprocess(image).shape
-        ((1, 64), (2, 64), (1, 32, 32, 1))
-        >>> model.run(image)["features"].shape
-        (1, 64)
+        >>> model.embed(image).shape, model.features([image, image]).shape, model.run(image)["features"].shape
+        ((1, 64), (2, 64), (1, 64))
+        >>> model.read(image).shape, model.preprocess(image).shape, model.embedding_output()
+        ((28, 28, 1), (1, 32, 32, 3), 'features')
+        >>> model.run_prepared(model.preprocess(image)).keys(), next(model.run_each(image)).keys()
+        (dict_keys(['features']), dict_keys(['features']))
+        >>> report = keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite")
+        >>> model = keras_vit.export.load("digits.tflite")
+        >>> len(model.classify(image, top=3)[0]), len(next(model.classify_each(image, top=2))), model.class_output()
+        (3, 2, 'logits')
+        >>> model.decode_predictions(model.run(image)["logits"]) == model.classify(image)
+        True
     """
 
     def __init__(self, path: Path, facts: dict[str, Any], interpreters: Interpreters) -> None:
@@ -432,6 +440,12 @@ class FileModel:
         Raises:
             ValueError: as `run`, or the file has no maps.
             FileNotFoundError: as `run`.
+
+        Example:
+            >>> model = keras_vit.dense.segmenter(keras_vit.zoo.load("digits"), 3)
+            >>> report = keras_vit.export.tflite(model, "maps.tflite", quantize="none")
+            >>> keras_vit.export.load("maps.tflite").predict_maps(np.zeros((40, 60, 1), "uint8"))[0].shape
+            (40, 60)
         """
         return self._maps(images, self._predict_map)
 
@@ -452,6 +466,14 @@ class FileModel:
         Raises:
             ValueError: as `run`, an argument is wrong, or the file is of another model.
             FileNotFoundError: as `run`.
+
+        Example:
+            >>> head = {"kind": "queries", "output": "segments", "framing": "fit", "num_queries": 3, "query_blocks": 1}
+            >>> head = keras_vit.dense.MapConfig(**head, blocks=(3,), num_classes=5)
+            >>> model = keras_vit.dense.DenseModel(keras_vit.zoo.load("digits"), head)
+            >>> report = keras_vit.export.tflite(model, "segments.tflite", quantize="none")
+            >>> keras_vit.export.load("segments.tflite").predict_segments(np.zeros((40, 60, 1), "uint8"))[0].ids.shape
+            (40, 60)
         """
         from keras_vit.dense.framing import segment_image
         from keras_vit.dense.segments import check_limits
