@@ -119,6 +119,34 @@ def test_rows_are_those_of_the_model(what: str, files: Files, tmp_path: Path) ->
     assert record["model"] == {"model": str(path)} and record["dtype"] == "file"
 
 
+def test_int8_rows_are_near_the_models_and_the_run_says_how_near(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = zoo.load("digits")
+    (tmp_path / "bad.png").write_bytes(b"nothing")
+    source, out = [str(files.pictures), str(tmp_path / "bad.png")], tmp_path / "rows"
+    run("embed", "digits", *source, "--to", out, "--dtype", "int8")
+    values = np.array([row["embeddings"] for row in parquet.read_table(out).to_pylist() if row["error"] is None])
+    assert ((values * model.embed(files.pictures)).sum(axis=1) > 0.999).all()
+    record = json.loads((out / "_run.json").read_text())
+    assert record["dtype"] == "int8" and record["int8"]["images"] == 12 and record["int8"]["cosine"] > 0.999
+    [path] = out.glob("_int8-*.tflite")
+    assert record["weights"] in path.name and len(export.load(path).features(files.pictures)) == 12
+    written = path.stat().st_mtime_ns
+    assert batch.embed(model, source, to=out, dtype="int8", retry_errors=True)[1:] == (13, 1)
+    assert path.stat().st_mtime_ns == written  # the file of the first call is used again
+    assert "00.png" in run("search", out, files.pictures / "00.png", "--top", "1")
+    record["int8"]["difference_cosine"] = 0.9
+    (out / "_run.json").write_text(json.dumps(record))
+    assert "cosine to the model's is 0.900" in fails(monkeypatch, "search", out, files.pictures / "00.png")
+    for what, key in (("classes", "label"), ("features", "features")):
+        batch.embed(model, files.pictures, to=tmp_path / what, dtype="int8", what=what)
+        assert len(parquet.read_table(tmp_path / what)[key]) == 12
+    for options in ({"what": "patches"}, {"engine": "ray"}):
+        with pytest.raises((ValueError, ImportError), match="int8|ray"):
+            batch.embed(model, files.pictures, to=tmp_path / "wrong", dtype="int8", **options)
+
+
 def test_what_a_file_lacks_is_said_before_anything_is_written(files: Files, tmp_path: Path) -> None:
     wrong: tuple[tuple[Path, dict[str, Any], str], ...] = (
         (files.features, {"what": "classes"}, "needs a head for classes"),

@@ -1,5 +1,6 @@
 """Embed or classify any number of images into Parquet files."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from filelock import FileLock
 
 from keras_vit._util.text import needs_extra, warn
 
@@ -23,14 +27,17 @@ from keras_vit.batch import compute
 from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import RECORD, EmbedResult, Folder, open_folder
 from keras_vit.export.runtime import FileModel, load
+from keras_vit.model.classify import IMAGE_ERRORS
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.pillow import CHANNELS
+from keras_vit.model.preprocess import decode_bytes
 
 if TYPE_CHECKING:
     from keras_vit.dense.model import DenseModel
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.zoo.pretrained import ResolvedModel
 
+COMPARED = 16  # images of a run on which an int8 file and the model are compared
 CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32
 AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
 
@@ -69,8 +76,9 @@ def embed(
         what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities",
             "classes" (the best one: label_id, label, probability), or "patches" (the last block's, as
             `model.feature_maps` returns them: rows * columns * width values).
-        dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it. A
-            .tflite file has its own.
+        dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it. "int8"
+            is for CPUs: the model is exported once into the folder (mode "dynamic"), compared with the model on some of
+            the images, and run on every processor; _run.json has the figures. A .tflite file has its own.
         output_dtype: of the values, "float32" or "float16".
         batch_size: number of images in a call of the model, >= 1. A GPU needs 128 or more to be fast.
         rows_per_file: number of rows of a Parquet file, >= 1. The images of a file of records are one file.
@@ -102,7 +110,7 @@ def embed(
         ['seven']
     """
     one_of("what", what, tuple(WHAT))
-    one_of("dtype", dtype, ("auto", "float32", "bfloat16"))
+    one_of("dtype", dtype, ("auto", "float32", "bfloat16", "int8"))
     one_of("output_dtype", output_dtype, ("float32", "float16"))
     one_of("engine", engine, ("local", "ray"))
     check_counts(batch_size=batch_size, rows_per_file=rows_per_file, max_bytes=max_bytes)
@@ -122,13 +130,16 @@ def embed(
     if dtype != "auto":
         facts["dtype"] = dtype
     is_file = isinstance(loaded, FileModel)
+    if dtype == "int8" and (engine != "local" or what == "patches"):
+        raise ValueError(f"dtype='int8' computes no patches, and not on Ray. Received: {what=}, {engine=}")
     if is_file and (dtype != "auto" or engine != "local"):
         received = f"dtype={dtype!r}, engine={engine!r}"
         raise ValueError(f"dtype and engine are for models: {loaded.path} has its own dtype. Received: {received}")
     state = {"working_folder": str(Path.cwd()), "dtype": "file" if is_file else _best_dtype(loaded)}
     folder = replace(open_folder(target, facts, state, origin), max_bytes=max_bytes)
     settings = {name: folder.record[name] for name in ("what", "output_dtype")} | {"batch_size": batch_size}
-    if not is_file:
+    is_int8 = folder.record["dtype"] == "int8"
+    if not is_file and not is_int8:
         settings["dtype"] = folder.record["dtype"]
     numbers = folder.unfinished(first, count, retry_errors=retry_errors)
     if not is_new:
@@ -137,7 +148,8 @@ def embed(
         if engine == "ray":
             computed = compute.run_on_ray(loaded, settings, folder, numbers)
         else:
-            worker: Any = (compute.FileWorker if is_file else compute.Worker)(loaded, **settings)
+            network: Any = quantized(loaded, folder, what) if is_int8 else loaded
+            worker: Any = (compute.FileWorker if is_file or is_int8 else compute.Worker)(network, **settings)
             computed = worker.run(folder, numbers)
         # Only the files of records know how many images they have.
         total = None if folder.record["records"] else folder.record["images"] * len(numbers) // folder.record["files"]
@@ -147,6 +159,34 @@ def embed(
                 done += images
                 advance(images, f"{done / (time.perf_counter() - start):,.0f} images/s")
     return folder.result()
+
+
+def quantized(model: "VisionTransformer", folder: Folder, what: str) -> FileModel:
+    """Load the int8 file of a model in the folder of a run; write it first, and record how far it is from the model."""
+    from keras_vit.errors import VerificationError
+    from keras_vit.export import tflite
+
+    path = folder.path / f"_int8-{folder.record['weights']}.tflite"
+    with FileLock(folder.path / ".lock"):
+        if not path.exists():
+            if what == "features" or model.task.embedding_output() == "features" and what == "embeddings":
+                model = model.with_config(model.config.replace(num_classes=0))
+            images: list[np.ndarray] = []
+            for item in folder.items(0):
+                with contextlib.suppress(*IMAGE_ERRORS):  # a row with an error, later
+                    pixels = decode_bytes(item[1](), model.config.num_channels)
+                    images.append(model.preprocess(pixels))
+                if len(images) == COMPARED:
+                    break
+            try:
+                report = tflite(model, path, verify=np.concatenate(images) if len(images) > 1 else None)
+            except VerificationError as error:
+                raise ValueError(f"dtype='int8' is too far from the model: take dtype='auto'. {error}") from None
+            figures = given(cosine=report.mean_cosine, difference_cosine=report.difference_cosine, images=report.images)
+            folder.note(int8=figures)
+    loaded = load(path)
+    assert isinstance(loaded, FileModel)
+    return loaded
 
 
 def _parse_shard(shard: str) -> tuple[int, int]:

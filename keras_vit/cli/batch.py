@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ORIGIN = ("model", "weights", "which", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
 SOURCE_HELP = "Folders, images, patterns, .txt or .parquet files of paths or URLs, or files of records."
+LEAST_COSINE = 0.99  # between a model's vectors and those of its int8 file, which are then compared with each other
 CHECKED = 100_000  # images that a search compares with those that were embedded: in a second from a local disk
 
 
@@ -30,7 +31,9 @@ def embed(
     what: Annotated[
         str, Option(help="embeddings, features, logits, probabilities, classes or patches.")
     ] = "embeddings",
-    dtype: Annotated[str, Option(help="auto (bfloat16 where it is fast), float32 or bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, Option(help="auto (bfloat16 where it is fast), float32, bfloat16, or int8 for CPUs.")
+    ] = "auto",
     output_dtype: Annotated[str, Option(help="Of the values: float32 or float16.")] = "float32",
     batch_size: Annotated[int, options.integer(1, "Images per call; 128 or more for a GPU.")] = 16,
     rows_per_file: Annotated[int, options.integer(1, "Images per Parquet file.")] = 4096,
@@ -136,6 +139,12 @@ def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_lice
             f"{folder.path} has the embeddings of another model than {chosen['model']} is now: of other weights, "
             "another image size or other preprocessing. Pass the --model and --weights that keras-vit embed was given, "
             "or embed the images again into a new folder"
+        )
+    cosine = min(folder.record.get("int8", {}).get(name, 1.0) for name in ("cosine", "difference_cosine"))
+    if cosine < LEAST_COSINE:
+        raise ValueError(
+            f"{folder.path} has int8 vectors, whose cosine to the model's is {cosine:.3f}: a comparison with a query "
+            f"needs at least {LEAST_COSINE}. Embed the images again, without --dtype int8"
         )
     return (texts or loaded).embed([query])
 
