@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 import image_kinds
 from image_kinds import encoded, photo
 from keras_vit.export import server
-from keras_vit.model import images, preprocess
+from keras_vit.model import pillow, preprocess
 from keras_vit.model.config import Preprocessing, ViTConfig
 
 PAGE = Path(__file__).parent.parent / "docs" / "numerics-and-traps.md"
@@ -120,7 +120,7 @@ def by_object(kind: Kind) -> np.ndarray:
     except Exception as error:
         raise ValueError("`Image.open` fails") from error
     with image:
-        return images.pillow_pixels(image)
+        return pillow.pillow_pixels(image)
 
 
 @functools.cache

@@ -20,7 +20,6 @@ from keras_vit._util import html
 from keras_vit._util.checks import check_counts, expand_home
 from keras_vit._util.files import writing_result
 from keras_vit.batch.folder import Folder, find_folder
-from keras_vit.converters.containers import check_npy
 from keras_vit.errors import DownloadError
 from keras_vit.model.classify import IMAGE_ERRORS
 from keras_vit.model.preprocess import decode_bytes
@@ -119,6 +118,8 @@ def _blocks(vectors: Any, shape: tuple[int, ...]) -> Iterator[_Block]:
 def _map_npy(path: Path) -> np.ndarray:
     try:
         with path.open("rb") as file:
+            from keras_vit.converters.containers import check_npy
+
             check_npy(file, path.stat().st_size)
         return np.lib.format.open_memmap(path, mode="r")
     except ValueError as error:

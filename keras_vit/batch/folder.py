@@ -100,6 +100,11 @@ class Folder:
         paths = ((number, self.file(number)) for number in range(first, self.record["files"], step))
         return [number for number, path in paths if not path.exists() or (retry_errors and _count_rows(path)[1])]
 
+    def note(self, **facts: Any) -> None:
+        """Add facts to the record of the run."""
+        with replacing(self.path / RECORD) as file:
+            file.write(json.dumps({**json.loads((self.path / RECORD).read_bytes()), **facts}, indent=2).encode())
+
     def result(self) -> EmbedResult:
         """Count the rows of the finished files."""
         counts = [_count_rows(path) for path in self.finished()]

@@ -177,11 +177,12 @@ def evaluate(
             from keras_vit.train.examination import result_paths
 
         result_paths(out, predictions=predictions)  # before the work
-    found = options.find_model(model, **chosen)
+    is_file = options.is_tflite(model)
+    found = None if is_file else options.find_model(model, **chosen)
     options.check_data(data, data_dir)
     with options.quiet():
         devices = training.strategy(strategy)  # before TensorFlow loads a model
-        loaded = found.load()
+        loaded = found.load() if found else options.load_file(model, **chosen)
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image, "strategy": devices}
     if few_shot:
         accuracies = training.few_shot(loaded, data, shots=tuple(few_shot), **source)

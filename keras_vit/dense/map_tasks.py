@@ -14,7 +14,6 @@ import numpy as np
 
 from keras_vit.model import task as tasks
 from keras_vit.model.labels import distinct
-from keras_vit.model.maps import resize_maps
 from keras_vit.model.task import Classification, Labels, Task, Tensors
 
 IGNORED = 255  # label of pixels that do not count
@@ -128,6 +127,8 @@ class Segmentation(Task):
         """
         import tensorflow as tf
 
+        from keras_vit.model.maps import resize_maps
+
         logits = resize_maps(output, targets.shape[1:])
         counted = tf.cast(targets != IGNORED, tf.float32)
         pixels = tf.maximum(tf.reduce_sum(counted, (1, 2)), 1)
@@ -141,6 +142,8 @@ class Segmentation(Task):
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
         """See `Task`; targets are int32 (batch, height, width), 255 where a pixel does not count."""
         import tensorflow as tf
+
+        from keras_vit.model.maps import resize_maps
 
         def image_sums(image: Any) -> Any:
             logits, target, weight = image
@@ -201,6 +204,8 @@ class Segmentation(Task):
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Serve "classes", uint8 (batch, height, width) at `image_size`."""
         import tensorflow as tf
+
+        from keras_vit.model.maps import resize_maps
 
         logits = computed["logits"]
         logits = resize_maps(logits, self.image_size or logits.shape[1:3])
@@ -328,6 +333,8 @@ class Depth(Task):
     def _image_metrics(self, output: Any, targets: Any) -> Tensors:
         """Metrics and loss of each image, (batch,); "count" is 1 for images with distances."""
         import tensorflow as tf
+
+        from keras_vit.model.maps import resize_maps
 
         is_counted = (targets > MIN_DEPTH) & (targets < (self.max_depth or np.inf))
         counted = tf.cast(is_counted, output.dtype)

@@ -216,7 +216,8 @@ def _check_options(options: Options, model: keras.Model, *, has_calibration: boo
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
     mode = mode.for_blocks(model.config.num_layers if is_ours else 0)
-    return mode, options.plan(mode, class_names=names)
+    labels = getattr(tasks.of_model(model), "labels", None)
+    return mode, options.plan(mode, labels=labels, class_names=names)
 
 
 def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
@@ -315,7 +316,9 @@ def _write_file(
         builder.write(path)
         if mode.rules:
             check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
-    metadata.append_files(path, metadata.archive_files(config, plan.input_dtype, plan.source_size, plan.class_names))
+    texts = metadata.archive_files(config, plan.input_dtype, plan.source_size, plan.class_names)
+    texts[metadata.MODEL] = metadata.describe_model(config, getattr(model, "head", None), plan.labels)
+    metadata.append_files(path, texts)
     return notes
 
 

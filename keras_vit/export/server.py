@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.images import CHANNELS, HEADER_SPEC, decode_pixels, read_header, requirements, to_grey
+from keras_vit.model.images import HEADER_SPEC, decode_pixels, read_header, requirements, to_grey
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.base import activation_function
+from keras_vit.model.pillow import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer
 
 Outputs = dict[str, Any]  # tensors by name

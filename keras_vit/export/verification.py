@@ -21,13 +21,13 @@ from keras_vit.export.exported import (
     ExportedModel,
     Outputs,
     find_problems,
-    find_size_problems,
     load_exported,
     main_name,
     read_structure,
 )
 from keras_vit.export.modes import Mode, implied_scale, implied_sqnr, load_mode
 from keras_vit.export.report import Report
+from keras_vit.export.sizes import find_size_problems
 from keras_vit.model import task as tasks
 
 NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files

@@ -1,6 +1,5 @@
 """Prepare images for a model: arrays, PIL images, image files and tensors in tf.data, all in the same way."""
 
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import numpy as np
 from keras_vit._util.files import read_file, read_limited
 from keras_vit._util.text import warn
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.pillow import CHANNELS, decode_with_pillow, is_jpeg_or_png, on_white, pillow_pixels, to_grey
 from keras_vit.model.resizing import (
     MAX_ASPECT,
     PILLOW_ONE,
@@ -29,18 +29,13 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
     Returns float32 (batch, height, width, channels) in NumPy; for a symbolic tensor (in `tf.data`) a tensor of the
     same rank. Grey images are repeated to three channels; transparent pixels, by a fourth channel, are put on white.
     """
-    from keras import config
-
-    is_symbolic = _is_symbolic(images)
-    if is_symbolic or config.backend() == "tensorflow":
-        prepare_batch = preprocessing_function(
-            image_size=image_size, num_channels=num_channels, preprocessing=preprocessing
+    if _is_symbolic(images):
+        return preprocessing_function(image_size=image_size, num_channels=num_channels, preprocessing=preprocessing)(
+            images
         )
-    else:  # without starting TensorFlow
-        prepare_batch = functools.partial(_prepare_arrays, image_size, num_channels, preprocessing)
-    if is_symbolic:
-        return prepare_batch(images)
-    batches = [np.asarray(prepare_batch(array)) for array in to_arrays(images, num_channels)]
+    batches = [
+        _prepare_arrays(image_size, num_channels, preprocessing, array) for array in to_arrays(images, num_channels)
+    ]
     if not batches:
         raise ValueError("preprocess needs at least one image. Received: an empty list")
     return np.concatenate(batches)
@@ -60,9 +55,7 @@ def _prepare_arrays(
     if kind == "grey":
         pixels = np.repeat(pixels, num_channels, axis=-1)
     elif kind == "opacity":
-        opacity = pixels[..., 3:].astype(np.float32)
-        mixed = (pixels[..., :3] * opacity + 255 * (255 - opacity)) / 255
-        pixels = (np.round(mixed) if pixels.dtype == np.uint8 else mixed).astype(pixels.dtype)
+        pixels = on_white(pixels)
     prepared: np.ndarray = normalize(resize_arrays(pixels, image_size, preprocessing), preprocessing)
     return prepared
 
@@ -123,7 +116,7 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
     """Read an image file upright, as uint8 (height, width, num_channels): JPEG, PNG, and with Pillow more formats.
 
     The file of an http, https or hf URL is downloaded into the cache folder; `tf.io.gfile` reads others, such as gs://.
-    A file that is not an image, or has more than `jpeg_png.MAX_PIXELS` pixels, raises a ValueError with the reason.
+    A file that is not an image, or has more than `pillow.MAX_PIXELS` pixels, raises a ValueError with the reason.
     """
     name = os.fspath(path)
     if name.startswith(DOWNLOADED):
@@ -138,15 +131,13 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
 
 def decode_bytes(data: bytes, num_channels: int) -> np.ndarray:
     """Decode the content of an image file as `decode` does. The message of a ValueError lacks the file's name."""
-    from keras_vit.model.images import (
-        decode_image,
-        decode_with_pillow,
-        is_jpeg_or_png,
-    )
+    if is_jpeg_or_png(data):
+        from keras_vit.model.images import decode_image
 
-    is_plain = is_jpeg_or_png(data)
-    pixels = np.asarray(decode_image(data) if is_plain else decode_with_pillow(data))
-    return _with_channels(pixels, num_channels)
+        pixels = np.asarray(decode_image(data))
+    else:
+        pixels = decode_with_pillow(data)
+    return with_channels(pixels, num_channels)
 
 
 def _read_remote_file(name: str) -> bytes:
@@ -173,13 +164,11 @@ def _download_and_decode(url: str, num_channels: int) -> np.ndarray:
         raise ValueError(str(error).replace(repr(os.fspath(local)), url)) from None
 
 
-def _with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
+def with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
     """Convert pixels to grey if the model takes one channel: TensorFlow's formula for files of all formats."""
-    from keras_vit.model.images import CHANNELS, to_grey
-
     if num_channels not in CHANNELS:
         raise ValueError(f"Image files are colour or grey, and the model takes {num_channels} channels: pass arrays")
-    return pixels if num_channels == 3 else np.asarray(to_grey(pixels))
+    return pixels if num_channels == 3 else to_grey(pixels)
 
 
 def to_arrays(images: Any, num_channels: int) -> list[np.ndarray]:
@@ -194,10 +183,8 @@ def _arrays(images: Any, num_channels: int) -> list[Any]:
     if isinstance(images, list | tuple):
         return [array for image in images for array in _arrays(image, num_channels)]
     if hasattr(images, "convert") and hasattr(images, "getbands"):  # a PIL image, without importing Pillow
-        from keras_vit.model.images import pillow_pixels
-
         try:
-            return [_with_channels(pillow_pixels(images), num_channels)]
+            return [with_channels(pillow_pixels(images), num_channels)]
         except ValueError as error:
             raise ValueError(f"The Pillow image {error}") from None
     return [np.asarray(images)]
@@ -225,12 +212,12 @@ def _check_batch(array: np.ndarray) -> np.ndarray:
 def _to_channels(image: Any, num_channels: int) -> Any:
     import tensorflow as tf
 
-    from keras_vit.model.images import on_white
+    from keras_vit.model import images
 
     kind = check_channels(image.shape, num_channels)
     if kind == "grey":
         return tf.repeat(image, num_channels, axis=-1)
-    return on_white(image) if kind == "opacity" else image
+    return images.on_white(image) if kind == "opacity" else image
 
 
 def check_channels(shape: Any, num_channels: int) -> str:

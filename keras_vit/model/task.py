@@ -417,9 +417,12 @@ class Classification(Task):
         if logits.ndim != 2 or logits.shape[1] != self.num_classes:
             raise ValueError(f"logits must be (batch, num_classes={self.num_classes}). Received: shape {logits.shape}")
         check_counts(top=top)
+        return self.rank(logits, self.exported_output("probabilities", logits), top)
+
+    def rank(self, scores: np.ndarray, probabilities: np.ndarray, top: int) -> list[list[Prediction]]:
+        """Name the `top` classes of the largest scores of each image, with their probabilities, (batch, classes)."""
         names = label_lists.names(self.labels, self.num_classes)
-        probabilities = self.exported_output("probabilities", logits)
-        best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
         return [
             [Prediction(*names[int(index)], float(row[index])) for index in order]
             for row, order in zip(probabilities, best, strict=True)

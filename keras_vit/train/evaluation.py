@@ -21,6 +21,8 @@ from keras_vit._util.checks import check_counts, json_able, one_of
 from keras_vit._util.progress import track
 from keras_vit._util.text import image_rate
 from keras_vit.dense.model import DenseModel
+from keras_vit.export.exported import main_name
+from keras_vit.export.runtime import FileModel
 from keras_vit.model import task as tasks
 from keras_vit.model.calibration import Calibration as Calibration
 from keras_vit.model.classify import check_outputs, check_unbroken, find_broken
@@ -181,7 +183,7 @@ def _format_metrics(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
 
 
 def evaluate(
-    model: keras.Model,
+    model: keras.Model | FileModel,
     data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data,
     *,
     split: str | None = None,
@@ -201,8 +203,8 @@ def evaluate(
     workers, all of them call this, and all get the result.
 
     Args:
-        model: returns logits (batch, classes) for prepared images, or a map; a VisionTransformer, a DenseModel, or any
-            Keras model.
+        model: returns logits (batch, classes) for prepared images, or a map; a VisionTransformer, a DenseModel, any
+            Keras model, or a .tflite file as `export.load` returns it.
         data: "digits", a folder of images, or of images and maps, a data set prepared by tensorflow-datasets, or uint8
             arrays {"evaluation": (images, labels)}. For an opened data set, split, data_dir and on_bad_image are
             ignored.
@@ -280,6 +282,7 @@ def measure(
 ) -> Measured:
     """Evaluate a model; arguments and errors as for `evaluate`. `keeps_outputs` keeps the output of every image."""
     strategies.check_backend()
+    model = as_keras_model(model)
     model_input = ModelInput.from_model(model, preprocessing)
     if labels is not None:
         one_of("labels", labels, LABELS)
@@ -337,6 +340,40 @@ def measure(
         images_per_second=speed,
     )
     return Measured(evaluation, task, held_out, indices, output, targets)
+
+
+def as_keras_model(model: keras.Model | FileModel) -> keras.Model:
+    """Make a Keras model, without weights, that runs a .tflite file; another model stays as it is."""
+    if not isinstance(model, FileModel):
+        return model
+    return _FileInKeras(model)
+
+
+class _FileInKeras(keras.Model):
+    """A .tflite file as a Keras model of images that TensorFlow has prepared."""
+
+    def __init__(self, file: FileModel) -> None:
+        super().__init__(name="file")
+        self.file, self.task = file, file.task
+        self.input_shape, self.output_shape = file.input_shape, (None, *file.output_shape[1:])
+        self.config = file.config.replace(preprocessing=file.input_preprocessing)
+        self.built = True
+
+    def call(self, images: Any, training: bool | None = None) -> Any:
+        """Run the file outside of the graph."""
+        output = tf.numpy_function(self._run, [images], tf.float32)
+        return tf.ensure_shape(output, (images.shape[0], *self.output_shape[1:]))
+
+    def _run(self, images: np.ndarray) -> np.ndarray:
+        if self.file.input_dtype == "uint8":
+            images = np.round(images).astype(np.uint8)
+        outputs = self.file.run_prepared(images)
+        if "probabilities" not in outputs:
+            return outputs[main_name(outputs)]
+        shares = outputs["probabilities"]
+        with np.errstate(divide="ignore"):  # logits of the same ranking and the same probabilities
+            is_sigmoid = self.task.probabilities == "sigmoid"
+            return np.log(shares) - np.log1p(-shares) if is_sigmoid else np.log(shares)
 
 
 def open_held_out(

@@ -28,7 +28,7 @@ from keras_vit.train import strategies
 from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Split
-from keras_vit.train.evaluation import Evaluation, choose_strategy, measure, open_held_out
+from keras_vit.train.evaluation import Evaluation, as_keras_model, choose_strategy, measure, open_held_out
 
 WORST = 24  # mistakes on a contact sheet
 MATRIX_CLASSES = 30  # that a page shows as a matrix; of more it lists the most frequent confusions
@@ -272,6 +272,7 @@ def examine(
         >>> [(row["class"], row["predicted"]) for row in found.mistakes(1)]
         [('nine', 'four')]
     """
+    model = as_keras_model(model)
     request = sources.DataRequest(data=data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image)
     opened, _, task, _ = open_held_out(model, request)
     if type(task) is not Classification or opened.multi_label:

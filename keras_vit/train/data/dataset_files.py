@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_vit._util.text import error_reason, escaped
 from keras_vit.model import images
+from keras_vit.model.pillow import decode_with_pillow, is_jpeg_or_png, pillow_pixels
 
 PNG = b"\x89PNG"
 PILLOW_FORMATS = ("BMP", "GIF", "TIFF", "WEBP")  # besides JPEG and PNG
@@ -105,7 +106,7 @@ def _convert_to_png(file: Any) -> Any:
         from PIL import Image
 
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            pixels = images.pillow_pixels(image)
+            pixels = pillow_pixels(image)
     except Exception:  # Pillow's readers raise errors of many types
         return file
     return np.array(tf.io.encode_png(pixels, compression=0).numpy(), object)
@@ -120,8 +121,8 @@ def decoding_problem(image: tf.Tensor | bytes) -> str | None:
     """Say why an image, as `read_image` returns it, cannot be decoded; None if it can."""
     data = np.asarray(image, object).item()
     try:
-        if not images.is_jpeg_or_png(data):
-            images.decode_with_pillow(data)
+        if not is_jpeg_or_png(data):
+            decode_with_pillow(data)
             return f"is not one of JPEG, PNG, {', '.join(PILLOW_FORMATS)}. Save it as JPEG or PNG"
         images.check_image(image)
         # At an eighth of its size a JPEG decodes faster, and the same damage is found.

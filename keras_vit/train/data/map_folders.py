@@ -28,7 +28,8 @@ import tensorflow as tf
 from keras_vit._util.text import abbreviated, escaped, needs_extra, text_lines
 from keras_vit.converters.containers import check_npy
 from keras_vit.dense.map_tasks import IGNORED, Depth, Segmentation
-from keras_vit.model.images import MAX_PIXELS, ORIENTATION_TAG, PIXEL_LIMITS, read_header, upright_sides
+from keras_vit.model.images import read_header, upright_sides
+from keras_vit.model.pillow import MAX_PIXELS, ORIENTATION_TAG, PIXEL_LIMITS
 from keras_vit.train.data.dataset_files import is_folder, list_files, python_errors, read_image
 from keras_vit.train.data.folder_source import (
     EVALUATION_FOLDERS,

@@ -1,0 +1,585 @@
+"""Use a .tflite file as a model: NumPy, Pillow and ai-edge-litert, without TensorFlow and Keras.
+
+The code of `model.preprocess` prepares pixels, and that of the model's task reads outputs, as the config in the file
+says. Several images are computed side by side, each by an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import queue
+import types
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from keras_vit._util.checks import as_path, check_counts
+from keras_vit._util.files import read_file
+from keras_vit._util.text import warn
+from keras_vit.export.exported import ExportedModel, Outputs, load_exported, main_name
+from keras_vit.export.litert import metadata
+from keras_vit.model import preprocess
+from keras_vit.model import task as tasks
+from keras_vit.model.classify import IMAGE_ERRORS, check_outputs, single_images, unit_length
+from keras_vit.model.config import Preprocessing, ViTConfig
+from keras_vit.model.pillow import decode_with_pillow
+from keras_vit.model.task import Prediction
+from keras_vit.model.tokenizer import Tokenizer
+
+AHEAD = 2  # images a thread that are prepared or computed before the first of them is asked for
+Result = TypeVar("Result")
+
+
+def load(path: str | os.PathLike[str], *, threads: int | None = None) -> FileModel | TextFileModel:
+    """Load a .tflite file of `export.tflite`, or of `text.tflite`, as a model, without TensorFlow and Keras.
+
+    Args:
+        path: the file. The tokenizer of a file of texts must lie beside it, as it was written.
+        threads: number of images that are computed at a time, and threads of a single image; None for the number of
+            processors. Each of them has its own copy of the weights as soon as there are so many images.
+
+    Returns:
+        A `FileModel`, or a `TextFileModel` for a file of texts.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no tokenizer beside a file of texts.
+        ValueError: it is no .tflite file, or does not say how to prepare images: only those of keras_vit do.
+            LiteRT does not check all that a file states: do not run files of strangers.
+        ImportError: ai-edge-litert is missing.
+
+    Example:
+        >>> from keras_vit import digits, export
+        >>> report = export.tflite(keras_vit.zoo.load("digits"), "digits.tflite")
+        >>> model = export.load("digits.tflite")
+        >>> model.classify(digits.load().test_images[0], top=1)[0][0].label
+        'seven'
+    """
+    path = Path(as_path(path, "path"))
+    if threads is not None:
+        check_counts(threads=threads)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder. export.load reads .tflite files; TensorFlow reads SavedModels")
+    interpreters = Interpreters(path, threads or os.cpu_count() or 1)
+    facts = _read_facts(path)
+    if "text" in facts:
+        return TextFileModel(path, facts["text"], interpreters)
+    return FileModel(path, facts, interpreters)
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    """Read what a file says about its model; raise a ValueError if it says nothing."""
+    files = metadata.read_files(path)
+    try:
+        facts: dict[str, Any] = json.loads(files[metadata.MODEL])
+    except (KeyError, ValueError):
+        raise ValueError(
+            f"{path} does not say what its model is: {metadata.MODEL} is missing at its end, or damaged. Write it "
+            "again, with keras_vit.export.tflite of this version"
+        ) from None
+    if facts.get("labels") is None and metadata.LABELS in files:
+        facts["labels"] = tuple(files[metadata.LABELS].decode().splitlines())
+    return facts
+
+
+class Interpreters:
+    """Interpreters of a file, each started when it is needed, and used by one thread at a time."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.count = count
+        self.first = load_exported(path, threads=count)
+        self._single: queue.SimpleQueue[ExportedModel] = queue.SimpleQueue()
+        self._single.put(self.first)
+        self._several: queue.SimpleQueue[ExportedModel | None] = queue.SimpleQueue()
+        for _ in range(count if count > 1 else 0):
+            self._several.put(None)
+        self._path = path
+
+    def run(self, images: np.ndarray) -> Outputs:
+        """Run a batch on all threads."""
+        file = self._single.get()
+        try:
+            return file.call(images)
+        finally:
+            self._single.put(file)
+
+    def run_beside(self, images: np.ndarray) -> Outputs:
+        """Run a batch on one thread, beside others."""
+        if self.count == 1:
+            return self.run(images)
+        file = self._several.get()
+        try:
+            file = file or load_exported(self._path, threads=1)
+            return file.call(images)
+        finally:
+            self._several.put(file)
+
+    def map(
+        self, function: Callable[[Any, Callable[[np.ndarray], Outputs]], Result], items: Iterable[Any]
+    ) -> Iterator[Result]:
+        """Call a function of an item and `run`; several calls at a time if there are several items."""
+        items = iter(items)
+        start = list(itertools.islice(items, 2))
+        if len(start) < 2 or self.count == 1:
+            yield from (function(item, self.run) for item in itertools.chain(start, items))
+            return
+        waiting: deque[Future[Result]] = deque()
+        with ThreadPoolExecutor(self.count) as pool:
+            for item in itertools.chain(start, items):
+                waiting.append(pool.submit(function, item, self.run_beside))
+                if len(waiting) > AHEAD * self.count:
+                    yield waiting.popleft().result()
+            yield from (future.result() for future in waiting)
+
+
+class FileModel:
+    """A .tflite file as a model of images; `load` makes it.
+
+    Images are paths of files, folders or patterns, the content of image files as bytes, Pillow images, arrays (height,
+    width, channels) or (batch, height, width, channels) of 0..255, of any size, or a list of these. They are prepared
+    as `VisionTransformer.preprocess` does, to the same bytes. All methods may be called by several threads at a time.
+
+    Args:
+        path: the file.
+        facts: what the file says about its model, as `load` reads it.
+        interpreters: what runs it.
+
+    Attributes:
+        path: the file.
+        config: the ViTConfig of the model.
+        head: the fields of its head for maps; None without one.
+        task: what its outputs mean, with the names of its classes.
+        outputs: names of its outputs, such as "logits".
+        input_shape: (None, height, width, channels) of the images that it takes.
+        input_dtype: "float32" for prepared images, "uint8" for pixels of 0..255.
+        output_shape: shape of its main output, such as (1, classes).
+
+    Example:
+        >>> report = keras_vit.export.tflite(keras_vit.zoo.load("digits", num_classes=0), "features.tflite")
+        >>> model, image = keras_vit.export.load("features.tflite"), np.zeros((28, 28, 1), "uint8")
+        >>> model.embed(image).shape, model.features([image, image]).shape, model.run(image)["features"].shape
+        ((1, 64), (2, 64), (1, 64))
+        >>> model.read(image).shape, model.preprocess(image).shape, model.embedding_output()
+        ((28, 28, 1), (1, 32, 32, 3), 'features')
+        >>> model.run_prepared(model.preprocess(image)).keys(), next(model.run_each(image)).keys()
+        (dict_keys(['features']), dict_keys(['features']))
+        >>> report = keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite")
+        >>> model = keras_vit.export.load("digits.tflite")
+        >>> len(model.classify(image, top=3)[0]), len(next(model.classify_each(image, top=2))), model.class_output()
+        (3, 2, 'logits')
+        >>> model.decode_predictions(model.run(image)["logits"]) == model.classify(image)
+        True
+    """
+
+    def __init__(self, path: Path, facts: dict[str, Any], interpreters: Interpreters) -> None:
+        self.path = path
+        self.config = ViTConfig(**facts["config"])
+        self.head: Any = types.SimpleNamespace(**facts["head"]) if facts["head"] else None
+        self._interpreters = interpreters
+        self._file = interpreters.first
+        self.outputs = list(self._file.output_shapes)
+        self.input_dtype = self._file.dtype
+        self.input_shape: Any = (None, *self._file.shape)
+        self.output_shape: Any = self._file.output_shapes[main_name(dict.fromkeys(self.outputs))]
+        self.task = self._make_task(facts["labels"])
+
+    def _make_task(self, labels: Any) -> Any:
+        if self.head is not None:
+            from keras_vit.dense.map_tasks import Depth, Segmentation
+            from keras_vit.dense.segments import Segments
+
+            known = {"num_classes": self.head.num_classes, "labels": labels}
+            if self.head.output == "depth":
+                return Depth(max_depth=self.head.max_depth)
+            return (
+                Segments(**known)
+                if self.head.output == "segments"
+                else Segmentation(**known, image_size=self.config.size)
+            )
+        if not self.config.num_classes and "features" not in self.outputs:  # a Keras model of others
+            is_pooled = len(self.output_shape) == 2
+            return tasks.Classification(num_classes=self.output_shape[-1], labels=labels, is_pooled=is_pooled)
+        return dataclasses.replace(tasks.from_config(self.config), labels=labels)
+
+    def preprocess(self, images: Any) -> np.ndarray:
+        """Prepare images as the file takes them.
+
+        Args:
+            images: see the class.
+
+        Returns:
+            float32 (batch, height, width, channels), equal to `VisionTransformer.preprocess`; for a file that takes
+            pixels uint8 of 0..255.
+
+        Raises:
+            ValueError: an image is damaged, too large, or has the wrong channels or values.
+            FileNotFoundError: there is no file at a path.
+        """
+        return np.concatenate([self._prepare(image) for image in single_images(images)])
+
+    @property
+    def input_preprocessing(self) -> Preprocessing:
+        """How images are prepared before the file: the model's own, or less if the file takes pixels."""
+        own = self.config.preprocessing
+        if self.input_dtype == "float32":
+            return own
+        share = own.crop_fraction if self.input_shape[1:3] == self.config.size else 1.0  # else the file cuts itself
+        return dataclasses.replace(own, mean=(0.0,), std=(1 / 255,), crop_fraction=share)
+
+    def _prepare(self, image: Any) -> np.ndarray:
+        size, pixels = self.input_shape[1:3], self.read(image)
+        if size != self.config.size and pixels.shape[:2] != size:
+            warn(
+                f"keras_vit: {self.path.name} resizes pixels of {size[0]}x{size[1]} itself. Images of other sizes are "
+                f"resized twice, and results differ from the model's. Received: {pixels.shape[0]}x{pixels.shape[1]}"
+            )
+        prepared: np.ndarray = preprocess.prepare(
+            pixels,
+            image_size=size,
+            num_channels=self.config.num_channels,
+            preprocessing=self.input_preprocessing,
+        )
+        return np.round(prepared).astype(np.uint8) if self.input_dtype == "uint8" else prepared
+
+    def read(self, image: Any) -> np.ndarray:
+        """Read one image, not resized, by Pillow if it is a file.
+
+        Args:
+            image: a path, the content of an image file, a Pillow image, or an array (height, width, channels).
+
+        Returns:
+            uint8, or float32 for an array of floats, (height, width, channels) of 0..255.
+
+        Raises:
+            ValueError: as `preprocess`.
+            FileNotFoundError: as `preprocess`.
+        """
+        channels = self.config.num_channels
+        if isinstance(image, bytes | bytearray):
+            image = preprocess.with_channels(decode_with_pillow(bytes(image)), channels)
+        elif isinstance(image, str | os.PathLike):
+            name = os.fspath(image)
+            if name.startswith(preprocess.DOWNLOADED):
+                from keras_vit._util.downloads import fetch
+
+                name = os.fspath(fetch(name))
+            try:
+                data = read_file(name.removeprefix("file://"))
+                image = preprocess.with_channels(decode_with_pillow(data), channels)
+            except ValueError as error:
+                raise ValueError(f"{os.fspath(image)!r} {error}") from None
+        [[pixels]] = preprocess.to_arrays(image, channels)
+        return pixels
+
+    def run(self, images: Any) -> Outputs:
+        """Prepare images and compute all outputs of the file.
+
+        Args:
+            images: see the class.
+
+        Returns:
+            A dict from an output's name to an array (images, ...).
+
+        Raises:
+            ValueError: an image cannot be read, there is none, or the file computes NaN or infinity.
+            FileNotFoundError: there is no file at a path, or no image in a folder.
+        """
+        rows = [_raised(result) for result in self.run_each(images)]
+        if not rows:
+            raise ValueError("The model needs at least one image. Received: an empty list")
+        return {name: np.concatenate([row[name] for row in rows]) for name in self.outputs}
+
+    def run_each(self, images: Any) -> Iterator[Outputs | Exception]:
+        """Compute the outputs of each image, or yield the error of one that cannot be read.
+
+        Args:
+            images: see the class.
+        """
+        single = single_images(images)
+        size = self._file.batch or 1
+        groups = iter(lambda: list(itertools.islice(single, size)), [])
+        for results in self._interpreters.map(self._run_group, groups):
+            yield from results
+
+    def _run_group(self, images: list[Any], run: Callable[[np.ndarray], Outputs]) -> list[Outputs | Exception]:
+        prepared = [_attempt(self._prepare, image) for image in images]
+        readable = [image for image in prepared if not isinstance(image, Exception)]
+        rows: Iterator[Outputs] = iter(())
+        if readable:
+            [(batch, _)] = self._file.batches(np.concatenate(readable))
+            outputs = run(batch)
+            for name, values in outputs.items():
+                check_outputs(values, are_logits=name == "logits" and self.head is None)
+            rows = ({name: values[i : i + 1] for name, values in outputs.items()} for i in range(len(readable)))
+        return [image if isinstance(image, Exception) else next(rows) for image in prepared]
+
+    def run_prepared(self, images: np.ndarray) -> Outputs:
+        """Compute all outputs of prepared images, several at a time.
+
+        Args:
+            images: as `preprocess` returns them, (batch, height, width, channels), one at least.
+
+        Returns:
+            A dict from an output's name to an array (batch, ...).
+        """
+        self._file.check_images(images)
+        parts = [*self._interpreters.map(lambda part, run: _run_part(run, *part), self._file.batches(images, 1))]
+        return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
+
+    def classify(self, images: Any, top: int = 5) -> list[list[Prediction]]:
+        """Classify images.
+
+        Args:
+            images: see the class.
+            top: number of classes for each image, from 1.
+
+        Returns:
+            For each image a list of (label_id, label, probability), most probable first, as
+            `VisionTransformer.classify`.
+
+        Raises:
+            ValueError: as `run`, or the file has no output of classes.
+            FileNotFoundError: as `run`.
+        """
+        results = [_raised(result) for result in self.classify_each(images, top)]
+        if not results:
+            raise ValueError("classify needs at least one image. Received: an empty list")
+        return results
+
+    def classify_each(self, images: Any, top: int = 5) -> Iterator[list[Prediction] | Exception]:
+        """Classify each image, or yield the error of one that cannot be read.
+
+        Args:
+            images: see the class.
+            top: number of classes for each image, from 1.
+        """
+        name = self.class_output()
+        check_counts(top=top)
+        for result in self.run_each(images):
+            yield result if isinstance(result, Exception) else self.decode_predictions(result[name], top)[0]
+
+    def class_output(self) -> str:
+        """Name the output that says the class of an image; raise a ValueError if the file has none."""
+        if self.head is not None:
+            raise ValueError(f"classify needs classes of whole images. Received: {self.path}, {self.task.NAME}")
+        self.task.check_classes(f"classify ({self.path} was exported without one: use embed or features)")
+        return main_name(dict.fromkeys(self.outputs))
+
+    def decode_predictions(self, values: np.ndarray, top: int = 5) -> list[list[Prediction]]:
+        """Name the most probable classes of each image.
+
+        Args:
+            values: (batch, classes), as the file returns them: logits, or probabilities.
+            top: number of classes for each image, from 1.
+
+        Returns:
+            For each image a list of (label_id, label, probability), most probable first.
+        """
+        if self.class_output() == "logits":
+            return list(self.task.decode(values, top))
+        return list(self.task.rank(values, values, top))
+
+    def embed(self, images: Any) -> np.ndarray:
+        """Embed images. Embeddings have length 1: dot products are cosine similarities.
+
+        Args:
+            images: see the class.
+
+        Returns:
+            float32 (images, width), in the order of the images, as `VisionTransformer.embed`.
+
+        Raises:
+            ValueError: as `run`, or the file returns classes or maps: export the model with num_classes=0.
+            FileNotFoundError: as `run`.
+        """
+        return unit_length(self.run(images)[self.embedding_output()])
+
+    def embedding_output(self) -> str:
+        """Name the output that embeds an image; raise a ValueError if the file has none."""
+        name: str | None = self.task.embedding_output() if self.head is None else None
+        if name not in self.outputs or (name == "logits" and not self.task.is_projection):
+            raise ValueError(
+                f"{self.path} has no features, its outputs are {self.outputs}. Export the model without its head: "
+                "zoo.load(name, num_classes=0), keras-vit export MODEL --num-classes 0 --to features.tflite"
+            )
+        return name
+
+    def features(self, images: Any) -> np.ndarray:
+        """Compute the features of images, of any length.
+
+        Args:
+            images: see the class.
+
+        Returns:
+            float32 (images, width): the features "pre_logits" of the model, or the output of a head that is a
+            projection; (images, tokens, width) for a model without pooling.
+
+        Raises:
+            ValueError: as `embed`.
+            FileNotFoundError: as `run`.
+        """
+        name = "features" if "features" in self.outputs else self.embedding_output()
+        return self.run(images)[name]
+
+    def predict_maps(self, images: Any) -> list[np.ndarray]:
+        """Compute a map for every image, at the image's own size, as `DenseModel.predict_maps`.
+
+        Args:
+            images: see the class.
+
+        Returns:
+            For each image an array (height, width): numbers of the classes, uint8 (int32 for more than 256 classes), or
+            float32 depth. Class numbers of a file with output="classes" are not interpolated, but repeated.
+
+        Raises:
+            ValueError: as `run`, or the file has no maps.
+            FileNotFoundError: as `run`.
+
+        Example:
+            >>> model = keras_vit.dense.segmenter(keras_vit.zoo.load("digits"), 3)
+            >>> report = keras_vit.export.tflite(model, "maps.tflite", quantize="none")
+            >>> keras_vit.export.load("maps.tflite").predict_maps(np.zeros((40, 60, 1), "uint8"))[0].shape
+            (40, 60)
+        """
+        return self._maps(images, self._predict_map)
+
+    def predict_segments(
+        self, images: Any, *, task: str | None = None, threshold: float = 0.8, stuff_classes: Collection[int] = ()
+    ) -> list[Any]:
+        """Find the segments of every image by the file of an EoMT, at the image's own size.
+
+        Args:
+            images: see the class.
+            task: as for `DenseModel.predict_segments`, as are the others.
+            threshold: least score of a segment, 0 to 1; not for "semantic".
+            stuff_classes: numbers of classes of which an image has one "panoptic" segment, such as sky.
+
+        Returns:
+            For each image a `dense.SegmentMap`.
+
+        Raises:
+            ValueError: as `run`, an argument is wrong, or the file is of another model.
+            FileNotFoundError: as `run`.
+
+        Example:
+            >>> head = {"kind": "queries", "output": "segments", "framing": "fit", "num_queries": 3, "query_blocks": 1}
+            >>> head = keras_vit.dense.MapConfig(**head, blocks=(3,), num_classes=5)
+            >>> model = keras_vit.dense.DenseModel(keras_vit.zoo.load("digits"), head)
+            >>> report = keras_vit.export.tflite(model, "segments.tflite", quantize="none")
+            >>> keras_vit.export.load("segments.tflite").predict_segments(np.zeros((40, 60, 1), "uint8"))[0].ids.shape
+            (40, 60)
+        """
+        from keras_vit.dense.framing import segment_image
+        from keras_vit.dense.segments import check_limits
+
+        if self.head is None or self.head.output != "segments":
+            raise ValueError(f"predict_segments needs the file of a model with queries, an EoMT. Received: {self.path}")
+        check_limits(threshold, stuff_classes, self.head.num_classes)
+        options: Any = {"task": task, "threshold": threshold, "stuff_classes": stuff_classes}
+        options["names"] = self.task.class_names()
+        return self._maps(images, lambda pixels, run: segment_image(pixels, self.head, self.config, run, **options))
+
+    def _maps(self, images: Any, function: Callable[[np.ndarray, Any], Any]) -> list[Any]:
+        if self.head is None:
+            raise ValueError(f"predict_maps needs the file of a model of maps. Received: {self.path}, {self.task.NAME}")
+        results = list(
+            self._interpreters.map(lambda image, run: function(self.read(image), run), single_images(images))
+        )
+        if not results:
+            raise ValueError("predict_maps needs at least one image. Received: an empty list")
+        return results
+
+    def _predict_map(self, pixels: np.ndarray, run: Callable[[np.ndarray], Outputs]) -> np.ndarray:
+        from keras_vit.dense.framing import frame, framed_size, repeat, run_windows, to_image
+
+        size: Any = pixels.shape[:2]
+        if self.head.output == "segments":
+            from keras_vit.dense.segments import class_scores
+
+            return to_image(class_scores(*run_windows(pixels, self.head, self.config, run)), self.head, size)
+        wanted = framed_size(size, self.head, tuple(self.head.size or self.config.size))
+        if self.input_dtype == "float32" and wanted == self.config.size:
+            prepared = frame(pixels, self.head, self.config)
+        else:
+            if wanted != self.config.size:
+                warn(
+                    f"keras_vit: the model resizes an image of {size[0]}x{size[1]} to {wanted[0]}x{wanted[1]}, and "
+                    f"{self.path.name} takes {self.config.size[0]}x{self.config.size[1]} alone: it is squeezed"
+                )
+            prepared = self._prepare(pixels)
+        [(batch, _)] = self._file.batches(prepared)
+        outputs = run(batch)
+        name = main_name(outputs)
+        check_outputs(outputs[name])
+        found = outputs[name][0]
+        return repeat(found, size) if name == "classes" else to_image(found, self.head, size)
+
+
+class TextFileModel:
+    """A .tflite file of `text.tflite` as a model of texts; `load` makes it.
+
+    Args:
+        path: the file.
+        facts: what the file says about its tokenizer, as `load` reads it.
+        interpreters: what runs it.
+
+    Attributes:
+        path: the file.
+        tokenizer: the `text.Tokenizer` beside it.
+
+    Example:
+        >>> report = keras_vit.text.tflite(keras_vit.zoo.text_encoder("digits"), "digits-text.tflite")
+        >>> keras_vit.export.load("digits-text.tflite").embed(["seven", "a photo of a three."]).shape
+        (2, 64)
+    """
+
+    def __init__(self, path: Path, facts: dict[str, Any], interpreters: Interpreters) -> None:
+        self.path = path
+        self._interpreters = interpreters
+        beside = path.parent / facts["file"]
+        if not beside.is_file():
+            raise FileNotFoundError(f"The tokenizer of {path} must lie beside it. There is no file {beside}")
+        self.tokenizer = Tokenizer(beside.read_bytes(), length=facts["length"], padding=facts["pad_id"])
+        found = {name: value for name, value in self.tokenizer.facts.items() if facts[name] != value}
+        if found:
+            raise ValueError(f"{beside} is the tokenizer of another model than {path}'s. Received: {found}")
+
+    def embed(self, texts: str | Iterable[str]) -> np.ndarray:
+        """Embed one text or several. Embeddings have length 1: dot products are cosine similarities.
+
+        Args:
+            texts: a string, or a list of strings.
+
+        Returns:
+            float32 (texts, width), in the order of the texts, as `TextEncoder.embed`.
+
+        Raises:
+            ValueError: there is no text.
+        """
+        ids = self.tokenizer(texts)
+        features = np.concatenate([*self._interpreters.map(lambda row, run: run(row[None])["features"], ids)])
+        check_outputs(features)
+        return unit_length(features)
+
+
+def _attempt(function: Callable[[Any], np.ndarray], image: Any) -> np.ndarray | Exception:
+    try:
+        return function(image)
+    except IMAGE_ERRORS as error:
+        return error
+
+
+def _run_part(run: Callable[[np.ndarray], Outputs], images: np.ndarray, count: int) -> Outputs:
+    return {name: values[:count] for name, values in run(images).items()}
+
+
+def _raised(result: Result | Exception) -> Result:
+    if isinstance(result, Exception):
+        raise result
+    return result
