@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -103,6 +104,15 @@ def test_weights_that_fit_no_class_are_refused() -> None:
         ({"opened": rows, "given": "balanced"}, "class_weights need one class for each image or pixel"),
     ]
     assert not unrefused(resolve, wrong)
+
+
+def test_weights_of_trials_are_checked_before_the_first_run(tmp_path: Path) -> None:
+    data, model = arrays(), built(num_classes=3)
+    values_of_runs = {"class_weights": ["balanced", {"dog": 2}]}
+    source = {**data, "evaluation": data["train"]}
+    with pytest.raises(ValueError, match="class_weights has 'dog', which is no class of the data"):
+        train.try_values(recipe(), values_of_runs, model=model, data=source, out=tmp_path / "x", progress=False)
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_run_weighs_the_classes_by_their_names_in_any_order() -> None:

@@ -20,10 +20,12 @@ import tensorflow_datasets as tfds
 from etils import epath
 from PIL import Image
 
-from keras_vit import train
+from keras_vit import dense, train
+from keras_vit.train import label_check
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Data, Order
 from keras_vit.train.label_check import check_held_out, check_training
+from tiny_models import built
 
 COUNT, SIDE, IGNORED = 6, 8, 255
 OPTIONS = ("mask_values", "num_classes", "class_names", "classes.txt", "objective", "Expected")
@@ -266,9 +268,64 @@ def run_cases(cases: list[Case], folder: Path) -> collections.Counter[tuple[str,
 
 
 def test_labels_of_a_few_kinds_are_right_told_or_asked_for(tmp_path: Path) -> None:
-    cases = [*array_cases()][::23] + [*folder_cases()][::9] + [*record_cases()][3:4]
+    cases = [*array_cases()][::37] + [*folder_cases()][::15] + [*record_cases()][3:4]
     table = run_cases(cases, tmp_path)
     assert {found for _, found in table} == {"right", "told", "asked for"}
+
+
+def test_of_many_records_some_labels_are_read_and_the_message_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(label_check, "MOST_LABELS", 1)
+    with pytest.warns(UserWarning, match=r"labels of the 1 of 6 training images leave nothing to learn.*100.0%"):
+        opened(Case("records", "(n,)", "int64", 2), tmp_path)
+    monkeypatch.setattr(label_check, "MOST_LABELS", 5)
+    data = open_data(tmp_path / "records" / "1.0.0")
+    assert check_training(data, train.recipe("digits")).startswith(
+        "labels of 5 of 6 images: 2 of 2 classes occur, 2 to"
+    )
+
+
+def test_maps_without_a_distance_are_refused_and_too_far_ones_told() -> None:
+    images, depth = np.zeros((4, SIDE, SIDE, 3), np.uint8), np.zeros((4, SIDE, SIDE))
+    recipe = train.recipe("depth-folder", max_depth=10)
+    with pytest.raises(ValueError, match=r"no pixel of the 4 training maps has a distance. Expected: metres.*: none"):
+        check_training(open_data({"train": (images, depth)}), recipe)
+    with pytest.raises(ValueError, match=r"has a distance below max_depth=10 m.*Received: distances up to 4,000 m"):
+        check_training(open_data({"train": (images, depth + 4000)}), recipe)
+    depth[:, :4] = 3
+    depth[0, :2] = 12.5  # 16 of 128 pixels
+    with pytest.warns(UserWarning, match=r"distances beyond max_depth=10 m do not count: 12.5% of those"):
+        line = check_training(open_data({"train": (images, depth)}), recipe)
+    assert line == "labels of 4 maps: up to 13 m, 50.0% of the pixels"
+    floats = {"train": (images, (depth > 0).astype(float))}
+    with pytest.raises(ValueError, match="Maps of floats are distances: pass classes as integers"):
+        train.run("segment-folder", model=built(), data=floats, changes={"steps": 1}, progress=False)
+
+
+def test_a_model_is_not_measured_on_masks_without_a_pixel_that_counts() -> None:
+    images, masks = np.zeros((4, 32, 32, 3), np.uint8), np.full((4, 32, 32), IGNORED, np.uint8)
+    model = dense.segmenter(built(), 2)
+    with pytest.raises(ValueError, match="no pixel of the 4 held-out masks counts. Received: 255: 100.0%"):
+        train.evaluate(model, {"evaluation": (images, masks)})
+    masks[:, 8:] = 0
+    with pytest.warns(UserWarning, match="values 0, 255 of the masks are read as two classes"):
+        found = train.evaluate(model, {"evaluation": (images, masks)})
+    stated = train.evaluate(model, {"evaluation": (images, masks // 255)})
+    assert found.metrics == stated.metrics and found.mean_iou < 1
+    with pytest.raises(ValueError, match="mask_values are for masks of classes. Received: arrays, a class for every"):
+        train.evaluate(model, {"evaluation": (images, np.arange(4))}, mask_values=(0, 255))
+
+
+def test_what_mask_values_may_be() -> None:
+    images, masks = np.zeros((4, SIDE, SIDE, 3), np.uint8), np.zeros((4, SIDE, SIDE), np.uint8)
+    for wrong in ((0,), "0", (0, 0), "0,black", "0,#ff00", (-1, 0), 255, (0, 70_000), (0, 1.5)):
+        with pytest.raises(ValueError, match="mask_values must be the values of 2 to 255 classes, all different"):
+            open_data({"train": (images, masks)}, mask_values=wrong)
+    with pytest.raises(ValueError, match="arrays has 3 classes. Expected as many mask_values. Received: 2: 0, #0000ff"):
+        open_data({"train": (images, masks), "num_classes": 3}, mask_values="0,#0000FF")
+    with pytest.raises(ValueError, match=r"train masks must have the values 7, 9 of classes.*Received: 0. Say which"):
+        open_data({"train": (images, masks)}, mask_values=(7, 9))
 
 
 @pytest.mark.full

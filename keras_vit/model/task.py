@@ -244,6 +244,7 @@ class Classification(Task):
     def label_numbers(self, labels: Any) -> np.ndarray:
         """See `Task`."""
         values = np.asarray(labels)
+        values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
         if values.dtype.kind in "UO" and values.ndim == 1:
             known = self.numbers_by_name()
             if unknown := [name for name in values if name not in known]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from keras_vit._util.text import abbreviated, suggestion, warn
 from keras_vit.dense.map_tasks import IGNORED, Depth, Segmentation
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.data.label_values import ASK, Tally, tally_labels
+from keras_vit.train.data.label_values import Tally, ask_values, tally_labels
 from keras_vit.train.data.split import Data, Order, Split
 
 MOST_LABELS = 10_000  # classes of images in records that are read
@@ -129,7 +129,7 @@ def _values(tally: Tally, data: Data | None = None) -> str:
 def _advice(data: Data, tally: Tally) -> str:
     """Say what to do about labels with fewer than two classes."""
     if isinstance(data.task, Segmentation):
-        return ASK if tally.counts.get(IGNORED) else "Add masks of the other classes"
+        return ask_values(sorted({0, *tally.counts})) if tally.counts.get(IGNORED) else "Add masks of the other classes"
     if data.multi_label and data.num_classes == 1:
         return (
             "The softmax of one class is always 1. For a class that an image has or not, set objective='sigmoid' "
@@ -188,8 +188,8 @@ def _describe(data: Data, tally: Tally) -> str:
         ignored = tally.counts.get(IGNORED, 0) / total if total else 0.0
         return f"labels of {tally.extent} masks: {found}, {ignored:.1%} of the pixels do not count"
     counts = [tally.counts[number] for number in classes]
-    sizes = f", with {min(counts):,} to {max(counts):,} images" if counts else ""
-    return f"labels of {tally.extent} images: {found}{sizes}"
+    sizes = f"{min(counts):,} to {max(counts):,} images of each" if counts else "none"
+    return f"labels of {tally.extent} images: {found}, {sizes}"
 
 
 def class_weights(recipe: Recipe, data: Data) -> npt.NDArray[np.float32] | None:

@@ -129,6 +129,7 @@ def check_variants(
     for variant in variants:
         config.replace(**variant.config_changes(config))  # checks the values that the model gets
         check_devices(variant, devices)
+        class_weights(variant, data)
     names = [name for name in OF_TRAINED if any(getattr(one, name) != getattr(recipe, name) for one in variants)]
     differing = {repr([getattr(one, name) for name in names]): one for one in variants} if names else {}
     model = load_model(recipe, model) if names else model

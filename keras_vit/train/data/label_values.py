@@ -23,13 +23,10 @@ from keras_vit.dense.map_tasks import IGNORED, MIN_DEPTH
 COLOUR = 1 << 24
 LARGEST = 2**16 - 1  # grey value
 MOST_MAPS = 500  # of a split that are read to know what they hold
+MOST_ASKED = 8  # values in an example of `mask_values`
 MANY_CLASSES = 64  # without names, of which a warning tells
 ROWS = 2  # dimensions of labels that are zeros and ones (n, classes)
 MOST_METRES = 10**6  # larger distances are counted as this one
-ASK = (
-    "Say which value each class has, in the order of the classes: mask_values=(0, 255), or --mask-values 0,255; a "
-    'colour is "#ff0000". 255 does not count unless it is one of them'
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +59,9 @@ class Tally:
     def renumbered(self, mask_values: MaskValues) -> Tally:
         """Count the classes that the values of masks stand for."""
         counts: collections.Counter[int] = collections.Counter()
-        for value, count in self.counts.items():
-            counts[int(mask_values.numbers(np.array(value)))] += count
+        numbers = mask_values.numbers(np.array([*self.counts], np.int64))
+        for number, count in zip(numbers.tolist(), self.counts.values(), strict=True):
+            counts[number] += count
         return Tally(counts=counts, read=self.read, total=self.total, problem=self.problem)
 
 
@@ -77,11 +75,13 @@ def tally_labels(labels: npt.NDArray[Any], total: int | None = None) -> Tally:
 
 
 def count_values(labels: npt.NDArray[np.integer]) -> dict[int, int]:
-    """Count each value of an array of integers."""
-    if labels.dtype == np.uint8:  # faster than sorting
-        counts = np.bincount(labels.ravel(), minlength=1)
-        return {int(value): int(counts[value]) for value in np.flatnonzero(counts)}
-    return dict(zip(*(array.tolist() for array in np.unique(labels, return_counts=True)), strict=True))
+    """Count each value of an array of integers, which is not empty."""
+    values = labels.ravel()
+    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))  # of runs: maps have few
+    lengths = np.diff(starts, append=len(values))
+    found, places = np.unique(values[starts], return_inverse=True)
+    counts = np.bincount(places, weights=lengths).astype(np.int64)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def count_metres(depth: npt.NDArray[np.floating]) -> dict[int, int]:
@@ -110,17 +110,16 @@ class MaskValues:
 
     def numbers(self, mask: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
         """Convert the values of a mask to numbers of classes; raise a ValueError for one that is none."""
-        numbers = np.full(mask.shape, -1, np.int64)
-        small = (mask >= 0) & (mask <= LARGEST)
-        numbers[small] = self.table[mask[small]]
+        is_grey = (mask >= 0) & (mask <= LARGEST)
+        numbers = self.table[mask] if is_grey.all() else np.where(is_grey, self.table[np.where(is_grey, mask, 0)], -1)
         for number, value in enumerate(self.values or ()):
             if value > LARGEST:
                 numbers[mask == value] = number
         if (numbers < 0).any():
-            wrong = [name_value(value) for value in np.unique(mask[numbers < 0])]
+            wrong = np.unique(mask[numbers < 0]).tolist()
             raise ValueError(
                 f"must have the values {self} of classes, and {IGNORED} for pixels that do not count. Received: "
-                f"{abbreviated(wrong)}. {ASK}"
+                f"{abbreviated([*map(name_value, wrong)])}. {ask_values([*(self.values or (0,)), *wrong[:MOST_ASKED]])}"
             )
         return numbers.astype(np.uint8)
 
@@ -130,9 +129,9 @@ class MaskValues:
         return tuple(map(str, range(len(self.values) if self.values else largest + 1)))
 
     @functools.cached_property
-    def table(self) -> npt.NDArray[np.int64]:
-        """Number of the class of each grey value, int64 (65536,), -1 for a value of none."""
-        table = np.full(LARGEST + 1, -1)
+    def table(self) -> npt.NDArray[np.int16]:
+        """Number of the class of each grey value, int16 (65536,), -1 for a value of none."""
+        table = np.full(LARGEST + 1, -1, np.int16)
         if self.values is None:
             table[:IGNORED] = np.arange(IGNORED)
         table[IGNORED] = IGNORED
@@ -145,6 +144,15 @@ class MaskValues:
 def name_value(value: int) -> str:
     """Write a value of a mask as people do: a number, or a colour."""
     return str(value) if value < COLOUR else f"#{value - COLOUR:06x}"
+
+
+def ask_values(values: Iterable[int]) -> str:
+    """Say how to state which classes the values of masks stand for, such as these."""
+    example = ",".join(name_value(value) for value in values if value >= 0)
+    return (
+        "Say which value each class has, in the order of the classes, such as "
+        f'mask_values="{example}" (--mask-values); {IGNORED} does not count unless it is one of them'
+    )
 
 
 def pack_colours(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
@@ -209,7 +217,9 @@ def choose_mask_values(
         expected = "the numbers of classes, from 0" if num_classes is None else f"0 to {num_classes - 1}"
         raise ValueError(
             f"{name}: the values of the masks do not say which classes they are. Expected: {expected}, and {IGNORED} "
-            f"for pixels that do not count. Received: {shown}. {ASK}. Distances are no classes: pass them as floats"
+            f"for pixels that do not count. Received: {shown}. {ask_values(met[:MOST_ASKED])}"
+            + ". Distances are floats, in metres"
+            * (IGNORED < classes[-1] < COLOUR)
         )
     if num_classes is None and len(classes) > MANY_CLASSES:
         warn(
