@@ -145,7 +145,7 @@ class Evaluation:
             "without a label": self.unlabelled or None,
             "unreadable": self.skipped or None,
             "other files": self.unread or None,
-            "speed": image_rate(self.images_per_second),
+            "images/s": image_rate(self.images_per_second).removesuffix(" images/s"),
         }
         return html.facts(self.data, values)
 
