@@ -216,8 +216,7 @@ def _check_options(options: Options, model: keras.Model, *, has_calibration: boo
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
     mode = mode.for_blocks(model.config.num_layers if is_ours else 0)
-    labels = getattr(tasks.of_model(model), "labels", None)
-    return mode, options.plan(mode, labels=labels, class_names=names)
+    return mode, options.plan(mode, class_names=names)
 
 
 def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
@@ -317,7 +316,9 @@ def _write_file(
         if mode.rules:
             check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     texts = metadata.archive_files(config, plan.input_dtype, plan.source_size, plan.class_names)
-    texts[metadata.MODEL] = metadata.describe_model(config, getattr(model, "head", None), plan.labels)
+    task = tasks.of_model(model)
+    labels = task.labels if plan.class_names and task.class_names() == list(plan.class_names) else None
+    texts[metadata.MODEL] = metadata.describe_model(config, getattr(model, "head", None), labels)
     metadata.append_files(path, texts)
     return notes
 

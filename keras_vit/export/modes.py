@@ -374,7 +374,7 @@ class Options:
         """The thresholds, as `export.verify` takes them."""
         return {"least_cosine": self.least_cosine, "least_agreement": self.least_agreement}
 
-    def plan(self, mode: Mode, *, labels: Any = None, class_names: Sequence[str] | None = None) -> FilePlan:
+    def plan(self, mode: Mode, *, class_names: Sequence[str] | None = None) -> FilePlan:
         """Plan the file of a mode that `load_mode` read. Names, outliers and rounded kernels depend on the model."""
         return FilePlan(
             batch=self.batch,
@@ -384,7 +384,6 @@ class Options:
             output=self.output,
             attention=self.attention,
             patches=self.chosen_patches(mode),
-            labels=labels if self.labels is None else self.labels,
             class_names=class_names,
             storage=mode,
             norms=mode.norms,

@@ -7,6 +7,7 @@ says. Several images are computed side by side, each by an interpreter of its ow
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -35,6 +36,7 @@ from keras_vit.model.tokenizer import Tokenizer
 
 AHEAD = 2  # images a thread that are prepared or computed before the first of them is asked for
 Result = TypeVar("Result")
+Run = Callable[[np.ndarray], Outputs]  # from a batch to the outputs of the file
 
 
 def load(path: str | os.PathLike[str], *, threads: int | None = None) -> FileModel | TextFileModel:
@@ -46,11 +48,19 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> FileMod
             processors. Each of them has its own copy of the weights as soon as there are so many images.
 
     Returns:
-        A `FileModel`, or a `TextFileModel` for a file of texts.
+        An object with the methods of the model that the file can compute. They return what those of VisionTransformer
+        and DenseModel return, and may be called by several threads at a time: `classify(images, top=5)`,
+        `embed(images)`, `predict_maps(images)`, `predict_segments(images, task=, threshold=, stuff_classes=)`;
+        `features(images)`, float32 (images, width), of any length; `preprocess(images)`, to the same bytes; and
+        `run(images)`, all outputs by name. Of a file of texts it has `embed(texts)`.
+
+        Images are paths of files, folders or patterns, image files as bytes, Pillow images, arrays (height, width,
+        channels) or (batch, height, width, channels) of 0..255, of any size, or a list of these.
 
     Raises:
         FileNotFoundError: there is no such file, or no tokenizer beside a file of texts.
-        ValueError: it is no .tflite file, or does not say how to prepare images: only those of keras_vit do.
+        ValueError: it is no .tflite file, or does not say how to prepare images: only those of keras_vit do. The
+            methods raise one for an image that cannot be read, and for what the file has no output for.
             LiteRT does not check all that a file states: do not run files of strangers.
         ImportError: ai-edge-litert is missing.
 
@@ -102,7 +112,7 @@ class Interpreters:
         self._path = path
 
     def run(self, images: np.ndarray) -> Outputs:
-        """Run a batch on all threads."""
+        """Compute all outputs for images: a dict from an output's name to an array (images, ...)."""
         file = self._single.get()
         try:
             return file.call(images)
@@ -120,9 +130,7 @@ class Interpreters:
         finally:
             self._several.put(file)
 
-    def map(
-        self, function: Callable[[Any, Callable[[np.ndarray], Outputs]], Result], items: Iterable[Any]
-    ) -> Iterator[Result]:
+    def map(self, function: Callable[[Any, Run], Result], items: Iterable[Any]) -> Iterator[Result]:
         """Call a function of an item and `run`; several calls at a time if there are several items."""
         items = iter(items)
         start = list(itertools.islice(items, 2))
@@ -139,42 +147,9 @@ class Interpreters:
 
 
 class FileModel:
-    """A .tflite file as a model of images; `load` makes it.
+    """A .tflite file as a model of images, with the methods that `load` lists.
 
-    Images are paths of files, folders or patterns, the content of image files as bytes, Pillow images, arrays (height,
-    width, channels) or (batch, height, width, channels) of 0..255, of any size, or a list of these. They are prepared
-    as `VisionTransformer.preprocess` does, to the same bytes. All methods may be called by several threads at a time.
-
-    Args:
-        path: the file.
-        facts: what the file says about its model, as `load` reads it.
-        interpreters: what runs it.
-
-    Attributes:
-        path: the file.
-        config: the ViTConfig of the model.
-        head: the fields of its head for maps; None without one.
-        task: what its outputs mean, with the names of its classes.
-        outputs: names of its outputs, such as "logits".
-        input_shape: (None, height, width, channels) of the images that it takes.
-        input_dtype: "float32" for prepared images, "uint8" for pixels of 0..255.
-        output_shape: shape of its main output, such as (1, classes).
-
-    Example:
-        >>> report = keras_vit.export.tflite(keras_vit.zoo.load("digits", num_classes=0), "features.tflite")
-        >>> model, image = keras_vit.export.load("features.tflite"), np.zeros((28, 28, 1), "uint8")
-        >>> model.embed(image).shape, model.features([image, image]).shape, model.run(image)["features"].shape
-        ((1, 64), (2, 64), (1, 64))
-        >>> model.read(image).shape, model.preprocess(image).shape, model.embedding_output()
-        ((28, 28, 1), (1, 32, 32, 3), 'features')
-        >>> model.run_prepared(model.preprocess(image)).keys(), next(model.run_each(image)).keys()
-        (dict_keys(['features']), dict_keys(['features']))
-        >>> report = keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite")
-        >>> model = keras_vit.export.load("digits.tflite")
-        >>> len(model.classify(image, top=3)[0]), len(next(model.classify_each(image, top=2))), model.class_output()
-        (3, 2, 'logits')
-        >>> model.decode_predictions(model.run(image)["logits"]) == model.classify(image)
-        True
+    `head` has the fields of a model of maps, else it is None. `input_dtype` is "uint8" for a file that takes pixels.
     """
 
     def __init__(self, path: Path, facts: dict[str, Any], interpreters: Interpreters) -> None:
@@ -197,30 +172,16 @@ class FileModel:
             known = {"num_classes": self.head.num_classes, "labels": labels}
             if self.head.output == "depth":
                 return Depth(max_depth=self.head.max_depth)
-            return (
-                Segments(**known)
-                if self.head.output == "segments"
-                else Segmentation(**known, image_size=self.config.size)
-            )
+            if self.head.output == "segments":
+                return Segments(**known)
+            return Segmentation(**known, image_size=self.config.size)
         if not self.config.num_classes and "features" not in self.outputs:  # a Keras model of others
             is_pooled = len(self.output_shape) == 2
             return tasks.Classification(num_classes=self.output_shape[-1], labels=labels, is_pooled=is_pooled)
         return dataclasses.replace(tasks.from_config(self.config), labels=labels)
 
     def preprocess(self, images: Any) -> np.ndarray:
-        """Prepare images as the file takes them.
-
-        Args:
-            images: see the class.
-
-        Returns:
-            float32 (batch, height, width, channels), equal to `VisionTransformer.preprocess`; for a file that takes
-            pixels uint8 of 0..255.
-
-        Raises:
-            ValueError: an image is damaged, too large, or has the wrong channels or values.
-            FileNotFoundError: there is no file at a path.
-        """
+        """Prepare images as the file takes them: float32 or uint8 (batch, height, width, channels)."""
         return np.concatenate([self._prepare(image) for image in single_images(images)])
 
     @property
@@ -248,18 +209,7 @@ class FileModel:
         return np.round(prepared).astype(np.uint8) if self.input_dtype == "uint8" else prepared
 
     def read(self, image: Any) -> np.ndarray:
-        """Read one image, not resized, by Pillow if it is a file.
-
-        Args:
-            image: a path, the content of an image file, a Pillow image, or an array (height, width, channels).
-
-        Returns:
-            uint8, or float32 for an array of floats, (height, width, channels) of 0..255.
-
-        Raises:
-            ValueError: as `preprocess`.
-            FileNotFoundError: as `preprocess`.
-        """
+        """Read one image by Pillow, not resized: uint8 or float32 (height, width, channels) of 0..255."""
         channels = self.config.num_channels
         if isinstance(image, bytes | bytearray):
             image = preprocess.with_channels(decode_with_pillow(bytes(image)), channels)
@@ -296,18 +246,14 @@ class FileModel:
         return {name: np.concatenate([row[name] for row in rows]) for name in self.outputs}
 
     def run_each(self, images: Any) -> Iterator[Outputs | Exception]:
-        """Compute the outputs of each image, or yield the error of one that cannot be read.
-
-        Args:
-            images: see the class.
-        """
+        """Compute the outputs of each image, or yield the error of one that cannot be read."""
         single = single_images(images)
         size = self._file.batch or 1
         groups = iter(lambda: list(itertools.islice(single, size)), [])
         for results in self._interpreters.map(self._run_group, groups):
             yield from results
 
-    def _run_group(self, images: list[Any], run: Callable[[np.ndarray], Outputs]) -> list[Outputs | Exception]:
+    def _run_group(self, images: list[Any], run: Run) -> list[Outputs | Exception]:
         prepared = [_attempt(self._prepare, image) for image in images]
         readable = [image for image in prepared if not isinstance(image, Exception)]
         rows: Iterator[Outputs] = iter(())
@@ -320,45 +266,20 @@ class FileModel:
         return [image if isinstance(image, Exception) else next(rows) for image in prepared]
 
     def run_prepared(self, images: np.ndarray) -> Outputs:
-        """Compute all outputs of prepared images, several at a time.
-
-        Args:
-            images: as `preprocess` returns them, (batch, height, width, channels), one at least.
-
-        Returns:
-            A dict from an output's name to an array (batch, ...).
-        """
+        """Compute all outputs of prepared images (batch, height, width, channels), several at a time."""
         self._file.check_images(images)
         parts = [*self._interpreters.map(lambda part, run: _run_part(run, *part), self._file.batches(images, 1))]
         return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
 
     def classify(self, images: Any, top: int = 5) -> list[list[Prediction]]:
-        """Classify images.
-
-        Args:
-            images: see the class.
-            top: number of classes for each image, from 1.
-
-        Returns:
-            For each image a list of (label_id, label, probability), most probable first, as
-            `VisionTransformer.classify`.
-
-        Raises:
-            ValueError: as `run`, or the file has no output of classes.
-            FileNotFoundError: as `run`.
-        """
+        """List (label_id, label, probability) of the `top` most probable classes of each image."""
         results = [_raised(result) for result in self.classify_each(images, top)]
         if not results:
             raise ValueError("classify needs at least one image. Received: an empty list")
         return results
 
     def classify_each(self, images: Any, top: int = 5) -> Iterator[list[Prediction] | Exception]:
-        """Classify each image, or yield the error of one that cannot be read.
-
-        Args:
-            images: see the class.
-            top: number of classes for each image, from 1.
-        """
+        """Classify each image, or yield the error of one that cannot be read."""
         name = self.class_output()
         check_counts(top=top)
         for result in self.run_each(images):
@@ -372,32 +293,13 @@ class FileModel:
         return main_name(dict.fromkeys(self.outputs))
 
     def decode_predictions(self, values: np.ndarray, top: int = 5) -> list[list[Prediction]]:
-        """Name the most probable classes of each image.
-
-        Args:
-            values: (batch, classes), as the file returns them: logits, or probabilities.
-            top: number of classes for each image, from 1.
-
-        Returns:
-            For each image a list of (label_id, label, probability), most probable first.
-        """
+        """Name the most probable classes by what the file returns, (batch, classes)."""
         if self.class_output() == "logits":
             return list(self.task.decode(values, top))
         return list(self.task.rank(values, values, top))
 
     def embed(self, images: Any) -> np.ndarray:
-        """Embed images. Embeddings have length 1: dot products are cosine similarities.
-
-        Args:
-            images: see the class.
-
-        Returns:
-            float32 (images, width), in the order of the images, as `VisionTransformer.embed`.
-
-        Raises:
-            ValueError: as `run`, or the file returns classes or maps: export the model with num_classes=0.
-            FileNotFoundError: as `run`.
-        """
+        """Embed images: float32 (images, width) of length 1."""
         return unit_length(self.run(images)[self.embedding_output()])
 
     def embedding_output(self) -> str:
@@ -411,70 +313,18 @@ class FileModel:
         return name
 
     def features(self, images: Any) -> np.ndarray:
-        """Compute the features of images, of any length.
-
-        Args:
-            images: see the class.
-
-        Returns:
-            float32 (images, width): the features "pre_logits" of the model, or the output of a head that is a
-            projection; (images, tokens, width) for a model without pooling.
-
-        Raises:
-            ValueError: as `embed`.
-            FileNotFoundError: as `run`.
-        """
+        """Compute the features of images, of any length: float32 (images, width), or of every token."""
         name = "features" if "features" in self.outputs else self.embedding_output()
         return self.run(images)[name]
 
     def predict_maps(self, images: Any) -> list[np.ndarray]:
-        """Compute a map for every image, at the image's own size, as `DenseModel.predict_maps`.
-
-        Args:
-            images: see the class.
-
-        Returns:
-            For each image an array (height, width): numbers of the classes, uint8 (int32 for more than 256 classes), or
-            float32 depth. Class numbers of a file with output="classes" are not interpolated, but repeated.
-
-        Raises:
-            ValueError: as `run`, or the file has no maps.
-            FileNotFoundError: as `run`.
-
-        Example:
-            >>> model = keras_vit.dense.segmenter(keras_vit.zoo.load("digits"), 3)
-            >>> report = keras_vit.export.tflite(model, "maps.tflite", quantize="none")
-            >>> keras_vit.export.load("maps.tflite").predict_maps(np.zeros((40, 60, 1), "uint8"))[0].shape
-            (40, 60)
-        """
+        """Compute a map for every image, at its own size; class numbers of a file of these are repeated."""
         return self._maps(images, self._predict_map)
 
     def predict_segments(
         self, images: Any, *, task: str | None = None, threshold: float = 0.8, stuff_classes: Collection[int] = ()
     ) -> list[Any]:
-        """Find the segments of every image by the file of an EoMT, at the image's own size.
-
-        Args:
-            images: see the class.
-            task: as for `DenseModel.predict_segments`, as are the others.
-            threshold: least score of a segment, 0 to 1; not for "semantic".
-            stuff_classes: numbers of classes of which an image has one "panoptic" segment, such as sky.
-
-        Returns:
-            For each image a `dense.SegmentMap`.
-
-        Raises:
-            ValueError: as `run`, an argument is wrong, or the file is of another model.
-            FileNotFoundError: as `run`.
-
-        Example:
-            >>> head = {"kind": "queries", "output": "segments", "framing": "fit", "num_queries": 3, "query_blocks": 1}
-            >>> head = keras_vit.dense.MapConfig(**head, blocks=(3,), num_classes=5)
-            >>> model = keras_vit.dense.DenseModel(keras_vit.zoo.load("digits"), head)
-            >>> report = keras_vit.export.tflite(model, "segments.tflite", quantize="none")
-            >>> keras_vit.export.load("segments.tflite").predict_segments(np.zeros((40, 60, 1), "uint8"))[0].ids.shape
-            (40, 60)
-        """
+        """Find the segments of every image: a list of `dense.SegmentMap`."""
         from keras_vit.dense.framing import segment_image
         from keras_vit.dense.segments import check_limits
 
@@ -483,7 +333,11 @@ class FileModel:
         check_limits(threshold, stuff_classes, self.head.num_classes)
         options: Any = {"task": task, "threshold": threshold, "stuff_classes": stuff_classes}
         options["names"] = self.task.class_names()
-        return self._maps(images, lambda pixels, run: segment_image(pixels, self.head, self.config, run, **options))
+
+        def segment(pixels: np.ndarray, run: Run) -> Any:
+            return segment_image(pixels, self.head, self.config, functools.partial(self._run_one, run=run), **options)
+
+        return self._maps(images, segment)
 
     def _maps(self, images: Any, function: Callable[[np.ndarray, Any], Any]) -> list[Any]:
         if self.head is None:
@@ -495,16 +349,17 @@ class FileModel:
             raise ValueError("predict_maps needs at least one image. Received: an empty list")
         return results
 
-    def _predict_map(self, pixels: np.ndarray, run: Callable[[np.ndarray], Outputs]) -> np.ndarray:
+    def _predict_map(self, pixels: np.ndarray, run: Run) -> np.ndarray:
         from keras_vit.dense.framing import frame, framed_size, repeat, run_windows, to_image
 
         size: Any = pixels.shape[:2]
         if self.head.output == "segments":
             from keras_vit.dense.segments import class_scores
 
-            return to_image(class_scores(*run_windows(pixels, self.head, self.config, run)), self.head, size)
+            one = functools.partial(self._run_one, run=run)
+            return to_image(class_scores(*run_windows(pixels, self.head, self.config, one)), self.head, size)
         wanted = framed_size(size, self.head, tuple(self.head.size or self.config.size))
-        if self.input_dtype == "float32" and wanted == self.config.size:
+        if wanted == self.input_shape[1:3]:
             prepared = frame(pixels, self.head, self.config)
         else:
             if wanted != self.config.size:
@@ -513,31 +368,23 @@ class FileModel:
                     f"{self.path.name} takes {self.config.size[0]}x{self.config.size[1]} alone: it is squeezed"
                 )
             prepared = self._prepare(pixels)
-        [(batch, _)] = self._file.batches(prepared)
-        outputs = run(batch)
+        outputs = self._run_one(prepared, run)
         name = main_name(outputs)
         check_outputs(outputs[name])
         found = outputs[name][0]
         return repeat(found, size) if name == "classes" else to_image(found, self.head, size)
 
+    def _run_one(self, prepared: np.ndarray, run: Run) -> Outputs:
+        """Run the file on one image that is prepared as the model takes it, (1, height, width, channels)."""
+        if self.input_dtype == "uint8" and prepared.dtype != np.uint8:
+            mean, std = (np.array(values) for values in (self.config.preprocessing.mean, self.config.preprocessing.std))
+            prepared = np.round((prepared * std + mean) * 255).clip(0, 255).astype(np.uint8)
+        [(batch, count)] = self._file.batches(prepared)
+        return _run_part(run, batch, count)
+
 
 class TextFileModel:
-    """A .tflite file of `text.tflite` as a model of texts; `load` makes it.
-
-    Args:
-        path: the file.
-        facts: what the file says about its tokenizer, as `load` reads it.
-        interpreters: what runs it.
-
-    Attributes:
-        path: the file.
-        tokenizer: the `text.Tokenizer` beside it.
-
-    Example:
-        >>> report = keras_vit.text.tflite(keras_vit.zoo.text_encoder("digits"), "digits-text.tflite")
-        >>> keras_vit.export.load("digits-text.tflite").embed(["seven", "a photo of a three."]).shape
-        (2, 64)
-    """
+    """A .tflite file of `text.tflite` as a model of texts."""
 
     def __init__(self, path: Path, facts: dict[str, Any], interpreters: Interpreters) -> None:
         self.path = path
@@ -551,17 +398,7 @@ class TextFileModel:
             raise ValueError(f"{beside} is the tokenizer of another model than {path}'s. Received: {found}")
 
     def embed(self, texts: str | Iterable[str]) -> np.ndarray:
-        """Embed one text or several. Embeddings have length 1: dot products are cosine similarities.
-
-        Args:
-            texts: a string, or a list of strings.
-
-        Returns:
-            float32 (texts, width), in the order of the texts, as `TextEncoder.embed`.
-
-        Raises:
-            ValueError: there is no text.
-        """
+        """Embed one text or several: float32 (texts, width) of length 1."""
         ids = self.tokenizer(texts)
         features = np.concatenate([*self._interpreters.map(lambda row, run: run(row[None])["features"], ids)])
         check_outputs(features)
@@ -575,7 +412,7 @@ def _attempt(function: Callable[[Any], np.ndarray], image: Any) -> np.ndarray | 
         return error
 
 
-def _run_part(run: Callable[[np.ndarray], Outputs], images: np.ndarray, count: int) -> Outputs:
+def _run_part(run: Run, images: np.ndarray, count: int) -> Outputs:
     return {name: values[:count] for name, values in run(images).items()}
 
 

@@ -25,7 +25,6 @@ class FilePlan:
     output: str = "logits"  # of the task's outputs, or what follows from them; another one means the task's first
     attention: bool = False
     patches: Patches = "dense"
-    labels: Any = None  # name of a list in zoo/labels, or the class names
     class_names: Sequence[str] | None = None  # in the order of the logits
 
     storage: StorageRules = FLOAT32
