@@ -6,7 +6,7 @@ Each group is a frozen dataclass that checks its own values, and can be used alo
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from keras_vit._util.checks import Checked, Count, Positive, Share, WholeNumber, pair
@@ -71,6 +71,12 @@ class Preprocessing(Checked):
                 "mean and std have one value for each channel or one for all. "
                 f"Received: mean={self.mean}, std={self.std}"
             )
+
+    def for_all_channels(self) -> Self:
+        """Copy with one mean and one std for any number of channels, if those of all channels are equal."""
+        if len({*self.mean}) == len({*self.std}) == 1:
+            return replace(self, mean=self.mean[:1], std=self.std[:1])
+        return self
 
     @property
     def overshoots(self) -> bool:
