@@ -65,7 +65,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
     ),
     "preprocessing": (
         *(3, {"resize": "stretch"}, {"interpolation": "cubic"}, {"crop_fraction": 0}, {"crop_fraction": 1.1}),
-        *({"std": (0.0,)}, {"mean": (0.5, 0.5)}, {"mean": (), "std": ()}, {"mean": (0.5,) * 3, "std": (0.5,) * 2}),
+        *({"std": (0.0,)}, {"mean": (0.5, 0.4)}, {"bits": 7}, {"bits": 12, "range": (0, 1)}),
+        *({"range": (1, 1)}, {"range": (1,)}, {"range": (0, np.nan)}),
+        *({"mean": (), "std": ()}, {"mean": (0.5,) * 3, "std": (0.5,) * 2}),
     ),
 }
 

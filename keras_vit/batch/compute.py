@@ -122,8 +122,7 @@ class Worker:
         for place, pixels in zip(readable, self._pixels([files[place][0] for place in readable]), strict=True):
             try:
                 if pixels is None:
-                    pixels = preprocess.decode_bytes(files[place][0], self._model.config.num_channels)
-                    images[place] = self._model.preprocess(pixels)[0]
+                    images[place] = preprocess.prepare_bytes(files[place][0], self._model.config)
                 else:
                     images[place] = preprocess.normalize(pixels, self._model.config.preprocessing)
             except IMAGE_ERRORS as error:

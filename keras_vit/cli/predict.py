@@ -164,10 +164,8 @@ def map_each(model: Any, files: list[str], *, to: Path | None, top: int, task: s
 
 
 def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: int) -> Any:
-    from keras_vit.model import preprocess
-
-    pixels = preprocess.decode(file)
-    [found] = model.predict_maps(pixels)
+    image, pixels = _read(model, file)
+    [found] = model.predict_maps(image)
     if found.dtype.kind == "f":
         scale = _depth_scale(model.task.max_depth, found)
         values = np.rint(found * scale).clip(0, MOST_VALUES).astype(np.uint16)
@@ -185,11 +183,17 @@ def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: in
     return result
 
 
-def _find_segments(model: Any, file: str, paths: tuple[Path, Path] | None, task: str | None) -> dict[str, Any]:
+def _read(model: Any, file: str) -> tuple[Any, np.ndarray]:
+    """Read a file as an image for the model, and as bytes to paint on."""
     from keras_vit.model import preprocess
 
-    pixels = preprocess.decode(file)
-    [found] = model.predict_segments(pixels, task=task)
+    pixels = preprocess.decode(file, preprocessing=model.config.preprocessing)
+    return (pixels if pixels.dtype == np.uint8 else file), pixels.astype(np.uint8)
+
+
+def _find_segments(model: Any, file: str, paths: tuple[Path, Path] | None, task: str | None) -> dict[str, Any]:
+    image, pixels = _read(model, file)
+    [found] = model.predict_segments(image, task=task)
     rows = [{**segment._asdict(), "share": segment.area / found.ids.size} for segment in found.segments]
     if paths is not None:
         write_png(paths[0], found.ids.astype(np.uint16)[..., None])

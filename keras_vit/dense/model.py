@@ -229,7 +229,7 @@ class DenseModel(keras.Model):
         models: dict[tuple[int, ...], DenseModel] = {self.config.size: self}
         maps = []
         for image in single_images(images):
-            [pixels] = to_arrays(image, self.config.num_channels)
+            [pixels] = to_arrays(image, self.config.num_channels, self.config.preprocessing)
             if self.head.output == "segments":
                 scores = class_scores(*self._run_windows(pixels[0]))
                 maps.append(to_image(scores, self.head, pixels.shape[1:3]))
@@ -278,7 +278,7 @@ class DenseModel(keras.Model):
         check_limits(threshold, stuff_classes, self.head.num_classes)
         found = []
         for image in single_images(images):
-            [pixels] = to_arrays(image, self.config.num_channels)
+            [pixels] = to_arrays(image, self.config.num_channels, self.config.preprocessing)
             whole: Size = pixels.shape[1:3]
             parts, size = self._run_windows(pixels[0])
             if chosen == "semantic":

@@ -3,7 +3,6 @@
 The EXIF orientation tag is read from the APP1 segment of a JPEG. That of a PNG (eXIf) is not read.
 """
 
-import functools
 import io
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,7 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.text import error_reason
+from keras_vit.model import values
+from keras_vit.model.config import Preprocessing
 
+BYTES = Preprocessing()  # states neither bits nor range
 CHANNELS = (1, 3)  # grey and colour: image files have no others
 MAX_PIXELS = 50_000_000  # of one image: 150 MB when decoded. A file of 0.4 MB can claim 400 million
 MAX_SIDE = 65_535  # the largest side of a JPEG. Resizing with antialiasing needs memory for each column
@@ -28,6 +30,7 @@ _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_START = len(_PNG) + 25  # with the chunk IHDR
 _DEPTH_AND_TYPE, _PALETTE = 24, 3  # place of a PNG's bits and colour type; from 3 on, pixels may be transparent
+_DEEP = 16  # bits
 _EXIF, _ADOBE = (0xFFE1, b"Exif\0\0"), (0xFFEE, b"Adobe")  # marks and names of segments
 _PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
 _CMYK_COMPONENTS = 4
@@ -91,11 +94,11 @@ def declares_opacity(start: bytes) -> bool:
     return start.startswith(_PNG) and (kind in (b"\4", b"\6") or (kind == b"\3" and b"tRNS" in start))
 
 
-def decode_image(file: Any) -> Any:
-    """Decode one JPEG or PNG file upright, outside of a graph: uint8 (height, width, 3), or a ValueError."""
+def decode_image(file: Any, preprocessing: Preprocessing = BYTES) -> Any:
+    """Decode one JPEG or PNG file upright, outside of a graph: as `decode_pixels`, or a ValueError."""
     orientation = check_image(file)
     try:
-        return decode_pixels(file, orientation)
+        return decode_pixels(file, orientation, preprocessing)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(f"is a damaged image: {error_reason(error.message)}") from None
 
@@ -113,29 +116,74 @@ def check_image(file: Any) -> Any:
     return header.orientation
 
 
-def decode_pixels(file: Any, orientation: Any) -> Any:
+def decode_pixels(file: Any, orientation: Any, preprocessing: Preprocessing = BYTES) -> Any:
     """Decode a JPEG or PNG file and turn it upright: uint8 (height, width, 3), equal to Pillow's, on white.
 
-    A single colour that a PNG without a palette declares as transparent (tRNS) stays.
+    Where the preprocessing states `bits` or `range`, the result is float32, from 0 to 255. A PNG of 16 bits that does
+    not fit it fails: with a ValueError, or in a graph with an InvalidArgumentError. A single colour that a PNG without
+    a palette declares as transparent (tRNS) stays.
     """
+    dtype = tf.uint8 if preprocessing.limits is None else tf.float32
 
     def opaque() -> Any:
-        return tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
+        pixels = tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
+        return tf.cast(pixels, dtype)
 
     def png() -> Any:
         depth, kind = tf.unstack(tf.io.decode_raw(tf.strings.substr(file, _DEPTH_AND_TYPE, 2), tf.uint8), num=2)
         # Without opacity in the file, decode_png gives the largest value of that many bits.
         whole = tf.bitwise.left_shift(1, tf.minimum(tf.cast(depth, tf.int32), 8)) - 1
-        transparent = functools.partial(tf.io.decode_png, file, channels=4)
-        return tf.cond(kind >= _PALETTE, lambda: on_white(transparent(), whole), opaque)
+
+        def read(channels: int) -> Any:
+            return tf.cond(
+                depth == _DEEP,
+                lambda: _deep_pixels(tf.io.decode_png(file, channels=channels, dtype=tf.uint16), preprocessing),
+                lambda: tf.cast(tf.io.decode_png(file, channels=channels), dtype),
+            )
+
+        return tf.cond(kind >= _PALETTE, lambda: on_white(read(4), whole), lambda: read(3))
 
     pixels = tf.cond(_starts_with(file, _PNG), png, opaque)
     return turn_upright(tf.ensure_shape(pixels, (None, None, 3)), orientation)
 
 
+def _deep_pixels(pixels: Any, preprocessing: Preprocessing) -> Any:
+    """Do in a graph what `values.deep_pixels` does, for uint16 (height, width, 3) or, with opacity, 4 channels."""
+    colours = pixels[..., :3]
+    least, most = (tf.cast(extreme(colours), tf.float32) for extreme in (tf.reduce_min, tf.reduce_max))
+    checks = [_require(*condition) for condition in values.requirements(least, most, preprocessing)]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        pixels = tf.identity(pixels)
+    if preprocessing.limits is None:
+        return tf.cast(tf.bitwise.right_shift(pixels, tf.constant(8, tf.uint16)), tf.uint8)
+    scaled = values.scale(tf.cast(pixels[..., :3], tf.float32), preprocessing, tf.clip_by_value)
+    return tf.concat([scaled, tf.cast(pixels[..., 3:], tf.float32) / 257], axis=-1)  # 65,535 is opaque
+
+
+def _require(holds: Any, message: str, value: Any) -> Any:
+    """Fail with a message and a value if a condition is false, in a graph or outside."""
+    if not tf.executing_eagerly():
+        return tf.raw_ops.Assert(condition=holds, data=[tf.constant(message), value])
+    if not holds:
+        raise ValueError(f"{message} {int(value)}")
+    return None
+
+
+def check_deep(file: bytes, preprocessing: Preprocessing) -> None:
+    """Raise a ValueError if a file is a PNG of 16 bits that does not fit the preprocessing."""
+    if file.startswith(_PNG) and file[_DEPTH_AND_TYPE : _DEPTH_AND_TYPE + 1] == bytes([_DEEP]):
+        values.check_values(tf.io.decode_png(file, channels=3, dtype=tf.uint16).numpy(), preprocessing)
+
+
 def to_grey(image: Any) -> Any:
-    """Convert uint8 (..., 3) to (..., 1) like `tf.image.rgb_to_grayscale`, with little memory."""
-    return _by_blocks(tf.image.rgb_to_grayscale, image, 1)
+    """Convert uint8 or float32 (..., 3) to (..., 1) like `tf.image.rgb_to_grayscale`, with little memory."""
+    return _by_blocks(tf.image.rgb_to_grayscale if image.dtype == tf.uint8 else _float_grey, image, 1)
+
+
+def _float_grey(image: Any) -> Any:
+    """Convert floats to grey by weights whose sum is 1: TensorFlow's give .9999 of white, which bytes do not show."""
+    weights = np.array([0.2989, 0.5870, 0.1140])
+    return tf.reduce_sum(image * tf.constant(weights / weights.sum(), image.dtype), axis=-1, keepdims=True)
 
 
 def on_white(image: Any, whole: Any = 255) -> Any:
@@ -241,8 +289,8 @@ def _first_directory(exif: Any) -> Any:
     entries = tf.reshape(content[offset + 2 : offset + 2 + 12 * count], (-1, 12))
     kind, is_long = number(entries[:, 2:4]), number(entries[:, 2:4]) == _LONG
     is_tag = (number(entries[:, :2]) == ORIENTATION_TAG) & (number(entries[:, 4:8]) == 1)
-    values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
-    found = tf.boolean_mask(values, is_tag & (is_long | (kind == _SHORT)))
+    found_values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
+    found = tf.boolean_mask(found_values, is_tag & (is_long | (kind == _SHORT)))
     return tf.concat([found, tf.constant([1], tf.int64)], axis=0)[0]
 
 
@@ -277,10 +325,11 @@ def _numbers(file: Any, place: Any, dtype: Any) -> Any:
 
 # Files that people try although no reader is installed, by the bytes at a place of the file.
 KINDS = ((0, b"<", "text, such as SVG or HTML"), (4, b"ftyp", "a HEIC photo, an AVIF image or a video"))
+_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0  # tag of a TIFF, and its value
 SIXTEEN_BITS = ("PNG", "PPM")  # formats whose images of mode "I" have 16 bits
 
 
-def decode_with_pillow(file: bytes) -> np.ndarray:
+def decode_with_pillow(file: bytes, preprocessing: Preprocessing = BYTES) -> np.ndarray:
     """Read a file that is neither JPEG nor PNG. See `pixels`."""
     if not file:
         raise ValueError("is an empty file")
@@ -301,43 +350,79 @@ def decode_with_pillow(file: bytes) -> np.ndarray:
     except Exception as error:  # Pillow's readers raise errors of any kind for damaged files
         raise ValueError(_damaged(error)) from None
     with image:
-        return pillow_pixels(image)
+        return pillow_pixels(image, preprocessing)
 
 
-def pillow_pixels(image: Any) -> np.ndarray:
+def pillow_pixels(image: Any, preprocessing: Preprocessing = BYTES) -> np.ndarray:
     """Convert a Pillow image to uint8 (height, width, 3), turned upright by its EXIF orientation.
 
     Colours are those of TensorFlow's decoders: 16 bits give the high byte. Transparent pixels are put on white. Values
-    of the modes I and F are pixels from 0 to 255.
+    of the modes I and F are pixels from 0 to 255. Where the preprocessing states `bits` or `range`, it holds for
+    these modes and 16 bits, and the result is float32, from 0 to 255.
     """
+    found = pillow_values(image, preprocessing)
+    if found.dtype == np.uint16:
+        found = np.repeat(values.deep_pixels(found, preprocessing)[..., None], 3, axis=-1)
+    return found if preprocessing.limits is None else found.astype(np.float32)
+
+
+def pillow_values(image: Any, preprocessing: Preprocessing = BYTES) -> np.ndarray:
+    """Convert a Pillow image as `pillow_pixels` does, but leave grey of 16 bits as it is: uint16 (height, width)."""
     width, height = image.size
     if not (0 < height * width <= MAX_PIXELS and max(height, width) <= MAX_SIDE):
         raise ValueError(f"cannot be decoded. {PIXEL_LIMITS} Received: height and width {height} x {width}")
+    modes = str([tile[-1] for tile in getattr(image, "tile", ())])  # of the file, before it is loaded
+    if "LX" in modes:
+        raise ValueError(f"has two bands, of which Pillow reads one: pass an array. Received: {image.format}")
     try:
         image.load()
     except Exception as error:
         raise ValueError(_damaged(error)) from None
-    colours = _in_colour(image)
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS):
+        found = np.asarray(image).astype(np.uint16)
+        return _uninverted(found, image, preprocessing)
+    colours = _in_colour(image, preprocessing)
+    if ";16" in modes and image.mode not in ("I", "F"):
+        _check_high_bytes(colours, preprocessing)
     exif = image.info.get("exif")  # read by Pillow from the file; TIFF images are turned when they are loaded
     if not isinstance(exif, bytes) or image.format == "PNG":  # that of a PNG file is not read in graphs either
         return colours
     return np.asarray(turn_upright(colours, exif_orientation(exif)))
 
 
+def _check_high_bytes(colours: np.ndarray, preprocessing: Preprocessing) -> None:
+    """Raise a ValueError for colours of 16 bits, of which Pillow keeps the high bytes, if the others are needed."""
+    most = int(colours.max())
+    is_clear = most == 0 or most >= values.CLEAR >> 8
+    if not (is_clear if preprocessing.limits is None else preprocessing.bits == 16):
+        raise ValueError(
+            "has colours of 16 bits, of which Pillow reads the high bytes only: save it as PNG, or pass an array. "
+            f"Received: high bytes up to {most}"
+        )
+
+
+def _uninverted(found: np.ndarray, image: Any, preprocessing: Preprocessing) -> np.ndarray:
+    """Invert 16 bits of a TIFF in which 0 is white, as Pillow does for 8 bits."""
+    is_inverted = image.format == "TIFF" and image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    if not is_inverted or preprocessing.range is not None:  # a range is of the values as the file has them
+        return found
+    values.check_values(found, preprocessing)
+    return np.uint16((preprocessing.limits or (0, 0xFFFF))[1]) - found
+
+
 def _damaged(error: Exception) -> str:
     return f"is a damaged image: {str(error) or type(error).__name__}"
 
 
-def _in_colour(image: Any) -> np.ndarray:
+def _in_colour(image: Any, preprocessing: Preprocessing) -> np.ndarray:
     if image.mode == "CMYK":
         if image.format == "JPEG" and "adobe" not in image.info:
             raise ValueError(f"cannot be decoded. {NO_ADOBE}")
         inks = 255 - np.asarray(image, np.uint16)
         return (inks[..., :3] * inks[..., 3:] // 255).astype(np.uint8)  # libjpeg's rounding
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS):
-        return _grey(np.asarray(image) >> 8)
     if image.mode in ("I", "F"):
-        return _grey(_checked(np.asarray(image), image.mode))
+        grey = _checked(np.asarray(image), image.mode, preprocessing)
+        return np.repeat(grey[..., None], 3, axis=-1)
     with_alpha = {"La": "LA", "RGBa": "RGBA"}.get(image.mode)  # colours multiplied by their opacity
     is_transparent = image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or (
         image.mode == "P" and "transparency" in image.info
@@ -351,14 +436,15 @@ def _in_colour(image: Any) -> np.ndarray:
         raise ValueError(f"has mode {image.mode}, which Pillow does not convert to RGB: {error}") from None
 
 
-def _grey(values: np.ndarray) -> np.ndarray:
-    return np.repeat(values.astype(np.uint8)[..., None], 3, axis=-1)
-
-
-def _checked(values: np.ndarray, mode: str) -> np.ndarray:
-    low, high = float(values.min()), float(values.max())
+def _checked(numbers: np.ndarray, mode: str, preprocessing: Preprocessing) -> np.ndarray:
+    if preprocessing.limits is not None:
+        values.check_values(numbers, preprocessing)
+        scaled: np.ndarray = values.scale(numbers.astype(np.float32), preprocessing)
+        return scaled
+    low, high = float(numbers.min()), float(numbers.max())
     if not (low >= 0 and high <= 255) or (mode == "F" and 0 < high <= 1):
         raise ValueError(
-            f"has mode {mode}, whose values must be pixels from 0 to 255: scale them. Received: {low:g}..{high:g}"
+            f"has mode {mode}, whose values must be pixels from 0 to 255: scale them, or state {values.HOW}. "
+            f"Received: {low:g}..{high:g}"
         )
-    return values
+    return numbers.astype(np.uint8)
