@@ -353,7 +353,7 @@ class VisionTransformer(keras.Model):
                 if isinstance(inner, PatchEmbedding):
                     size, method = inner.patch_size, self.config.position_method
                     store["0"] = position.resize_patches(store["0"], size, method=method)
-                if inner.weights and inner.weights[0].path.endswith(image_kernel(self.config)):
+                if store and inner.weights[0].path.endswith(image_kernel(self.config)):
                     store["0"] = adapt_channels(store["0"], self.config.num_channels)
                 inner.load_own_variables(store)
 
