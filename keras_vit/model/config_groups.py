@@ -92,7 +92,12 @@ class Preprocessing(Checked):
         return None if self.range is None else (self.range[0], self.range[1])
 
     def for_all_channels(self) -> Self:
-        """Copy with one mean and one std for any number of channels, if those of all channels are equal."""
+        """Copy with one mean and one std for any number of channels, if those of all channels are equal.
+
+        Example:
+            >>> keras_vit.Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5,)).for_all_channels().mean
+            (0.5,)
+        """
         if len({*self.mean}) == len({*self.std}) == 1:
             return replace(self, mean=self.mean[:1], std=self.std[:1])
         return self
