@@ -109,6 +109,14 @@ def test_a_recipe_adapts_a_model_that_is_given_by_its_name() -> None:
         train.run(recipe, model="digits", data=data, progress=False)  # the fourth is no opacity
 
 
+def test_randaugment_knows_colours_alone() -> None:
+    images, labels = _bands(4)
+    model = zoo.load("digits", num_channels=4, preprocessing={"range": [0, 10_000]})
+    recipe = train.recipe("finetune-digits", steps=1, batch_size=16, xla=False, randaugment_layers=2)
+    with pytest.raises(ValueError, match="set randaugment_layers=0. Received: 4 channels"):
+        train.run(recipe, model=model, data={"train": (images, labels)}, progress=False)
+
+
 def test_a_file_for_a_model_of_other_channels_says_what_to_pass(tmp_path: Path) -> None:
     (tmp_path / "bands.tif").write_bytes(b"II*")
     with pytest.raises(ValueError, match="takes 13 channels: pass arrays"):

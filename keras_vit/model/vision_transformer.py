@@ -195,15 +195,16 @@ class VisionTransformer(keras.Model):
 
         Args:
             images: one image or a list of images: uint8 or float arrays from 0 to 255 of (height, width, channels), PIL
-                images, or paths or URLs of image files; or an array (batch, height, width, channels). PIL images and
-                files are turned by their EXIF orientation.
+                images, or paths or URLs of image files; or an array (batch, height, width, channels). Other values than
+                bytes are those that `config.preprocessing` states in `bits` or `range`. PIL images and files are turned
+                by their EXIF orientation.
 
         Returns:
             float32 (batch, height, width, channels).
 
         Raises:
             ValueError: an image has a wrong rank, number of channels, dtype or value range, or a file is not an image,
-                is damaged or is too large.
+                is damaged or is too large; or a file of 16 bits has small values, and `bits` is not stated.
             FileNotFoundError: there is no file at a path.
         """
         return preprocess.prepare(

@@ -2,7 +2,8 @@
 
 The format (tensorflow/tflite-support, metadata_schema.fbs) is a second flatbuffer inside of the file, and a zip archive
 with the labels behind it. Its ten small tables are written here by the numbers of their fields. They have no field for
-the resize: the archive also holds `preprocessing.json`, which the examples for Android and browsers read.
+the resize: the archive also holds `preprocessing.json`, which the examples for Android and browsers read. Its keys are
+`image_size` and the fields of `Preprocessing`; `bits` and `range` are null for models of bytes.
 """
 
 import dataclasses

@@ -133,6 +133,11 @@ def evaluation_batches(
 def _augmentation(recipe: Recipe, model_input: ModelInput, seed: int) -> Callable[[Example], Example]:
     """Create the function that augments one example. A map moves with its image."""
     base = np.uint64(seed).astype(np.int64)
+    if recipe.randaugment_layers and model_input.num_channels not in images.CHANNELS:
+        raise ValueError(
+            "RandAugment is for images of 1 or 3 channels: set randaugment_layers=0. "
+            f"Received: {model_input.num_channels} channels"
+        )
     # Values stay 0..255. The official crops are resized bilinearly; without a crop the model's own resizing is used.
     own = model_input.preprocessing if recipe.crop == "none" else Preprocessing()
     method = dataclasses.replace(own, mean=(0,), std=(1 / 255,))
