@@ -217,6 +217,17 @@ def test_a_data_set_is_refused_once_and_read_when_stated(twelve_bits: tuple[Path
         assert got["top1"] == want["top1"] and abs(got["loss"] - want["loss"]) < 1e-3
 
 
+def test_the_pictures_of_mistakes_are_shown(twelve_bits: tuple[Path, np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    folder, values, labels = twelve_bits
+    model = zoo.load("digits", preprocessing={"bits": 12})
+    wrong = {"evaluation": (np.repeat(values, 3, axis=-1), (labels + 1) % 10), "class_names": NAMES}
+    train.examine(model, wrong).write(tmp_path / "arrays")
+    model.get_layer("head").bias.assign([50.0] + 9 * [0.0])
+    train.examine(model, str(folder)).write(tmp_path / "files")
+    for name in ("arrays", "files"):
+        assert "data:image/png" in (tmp_path / name / "examination.html").read_text(encoding="utf-8")
+
+
 def test_training_reads_what_preprocess_reads(twelve_bits: tuple[Path, np.ndarray, np.ndarray]) -> None:
     folder, values, labels = twelve_bits
     model = zoo.load("digits", preprocessing={"bits": 12})

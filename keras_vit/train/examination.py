@@ -22,6 +22,7 @@ from keras_vit._util import html
 from keras_vit._util.checks import check_counts, is_count
 from keras_vit._util.files import check_results, writing_result
 from keras_vit._util.progress import track
+from keras_vit.model.config import Preprocessing
 from keras_vit.model.labels import distinct
 from keras_vit.model.task import Classification
 from keras_vit.train import strategies
@@ -49,6 +50,7 @@ class Examination:
         probabilities: float32 (images, 2), 0..1, of the predicted class and of the right one.
         split: the images themselves.
         indices: int64 (images,), their numbers in the split.
+        preprocessing: of the model, by which the pictures of `write` are scaled.
 
     Example:
         >>> from keras_vit import digits
@@ -72,6 +74,7 @@ class Examination:
     probabilities: np.ndarray
     split: Split
     indices: np.ndarray
+    preprocessing: Preprocessing
 
     @property
     def accuracy(self) -> float:
@@ -187,8 +190,8 @@ class Examination:
         worst = self._worst(WORST)
         wanted, pictures = self.indices[worst], {}
         for example in self.split.iterate_once(only=wanted) if len(worst) else ():
-            pixels = np.asarray(decode(example["image"])).squeeze()
-            pictures[int(example["index"])] = html.data_uri(html.thumbnail(pixels, PICTURE_SIDE))
+            picture = _as_picture(np.asarray(decode(example["image"], self.preprocessing)))
+            pictures[int(example["index"])] = html.data_uri(html.thumbnail(picture, PICTURE_SIDE))
         used = np.union1d(self.labels, self.predicted)
         is_shown = len(used) <= MATRIX_CLASSES
         environment = html.environment()
@@ -225,6 +228,12 @@ def result_paths(folder: str | os.PathLike[str], *, predictions: bool) -> list[P
     if target.is_dir():
         check_results(paths)
     return paths
+
+
+def _as_picture(pixels: np.ndarray) -> np.ndarray:
+    """Convert pixels of any number of channels to bytes: the first three channels, or of fewer the first."""
+    shown = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]
+    return shown.astype(np.uint8)
 
 
 def examine(
@@ -293,4 +302,5 @@ def examine(
         probabilities=np.take_along_axis(shares, chosen, axis=1),
         split=held_out,
         indices=indices,
+        preprocessing=model_input.preprocessing,
     )
