@@ -17,6 +17,8 @@ from PIL import Image
 
 import image_kinds
 from keras_vit import Preprocessing, batch, converters, digits, export, train, zoo
+from keras_vit.batch._search import write_contact_sheet
+from keras_vit.batch.folder import find_folder
 from keras_vit.export import server
 from keras_vit.model import images
 from keras_vit.train.data import sources
@@ -259,3 +261,7 @@ def test_embeddings_of_a_folder(twelve_bits: tuple[Path, np.ndarray, np.ndarray]
     got = np.stack(table["embeddings"].to_pylist())
     want = stated.embed(table["path"].to_pylist())
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-3)  # float16 in the file
+    record = find_folder(tmp_path / "read")
+    matches = batch.search(record.path, got[:1], top=3)[0]
+    write_contact_sheet(tmp_path / "found.html", "digits", record, matches, stated.config.preprocessing)
+    assert (tmp_path / "found.html").read_text(encoding="utf-8").count("data:image/png") == 3

@@ -95,10 +95,11 @@ def search(
 
         folder = find_folder(expand_home(as_path(vectors, "vectors")))
         chosen = {"model": model, "weights": weights} if model else _read_origin(folder, weights)
-        [found] = batch.search(vectors, _embed_query(query, folder, chosen, accept_license), top=top)
+        embedding, preprocessing = _embed_query(query, folder, chosen, accept_license)
+        [found] = batch.search(vectors, embedding, top=top)
         _warn_changed(folder)
         if out:
-            write_contact_sheet(out, query, folder, found)
+            write_contact_sheet(out, query, folder, found, preprocessing)
     if as_json:
         options.echo(json.dumps([match._asdict() for match in found], indent=2))
     elif found:
@@ -116,8 +117,8 @@ def _read_origin(folder: Folder, weights: str | None) -> dict[str, Any]:
     return origin
 
 
-def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool) -> Any:
-    """Compute the embedding of a text or an image by the model of the vectors, (1, width)."""
+def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool) -> tuple[Any, Any]:
+    """Compute the embedding of a text or an image by the model of the vectors, (1, width), and find its preprocessing."""
     from keras_vit.batch._embed import fingerprint
 
     is_text = not (is_image(query) or "://" in query or _is_file(query))
@@ -129,7 +130,7 @@ def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_lice
             "another image size or other preprocessing. Pass the --model and --weights that keras-vit embed was given, "
             "or embed the images again into a new folder"
         )
-    return (texts or loaded).embed([query])
+    return (texts or loaded).embed([query]), loaded.config.preprocessing
 
 
 def _is_file(query: str) -> bool:
