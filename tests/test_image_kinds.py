@@ -18,6 +18,7 @@ import image_table
 from file_server import FileServer, Served
 from keras_vit.errors import DownloadError
 from keras_vit.model import images, pillow, preprocess
+from keras_vit.model.config import Preprocessing
 from keras_vit.model.preprocess import prepare
 
 pytest_plugins = ["download_fixtures"]
@@ -40,7 +41,7 @@ def test_the_table_of_image_files_is_up_to_date() -> None:
 
 
 def decoded(image: Any, channels: int = 3) -> np.ndarray:
-    (array,) = preprocess._arrays(image, channels)
+    ((array,),) = preprocess.to_arrays(image, channels, Preprocessing())
     return np.asarray(array)
 
 

@@ -484,7 +484,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         ({"train": (IMAGES, [0, -1, 0, 1])}, "label -1 of example 1 is outside"),
         ({"train": (IMAGES, [0, 1, 0, 1]), "evaluation": (IMAGES, [0, 1, 5, 0])}, "evaluation label 5"),
         ({"train": (IMAGES, [0, 1, 0])}, "4 images and 3 labels"),
-        ({"train": (IMAGES.astype(np.float32), [0, 1, 0, 1])}, "Received: float32"),
+        ({"train": (IMAGES.astype(bool), [0, 1, 0, 1])}, "Received: bool"),
         ({"train": (IMAGES[0], [0, 1, 0, 1])}, "Received: uint8 (6, 5, 3)"),
         ({"train": (IMAGES, [0.5, 1, 0, 1])}, "Received: float64"),
         ({"train": (IMAGES[:0], [])}, "Received: uint8 (0, 6, 5, 3)"),

@@ -30,7 +30,7 @@ from keras_vit.export.runtime import FileModel, load
 from keras_vit.model.classify import IMAGE_ERRORS
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.pillow import CHANNELS
-from keras_vit.model.preprocess import decode_bytes
+from keras_vit.model.preprocess import prepare_bytes
 
 if TYPE_CHECKING:
     from keras_vit.dense.model import DenseModel
@@ -186,8 +186,7 @@ def quantized(model: "VisionTransformer", folder: Folder, what: str) -> FileMode
             images: list[np.ndarray] = []
             for item in folder.items(0):
                 with contextlib.suppress(*IMAGE_ERRORS):  # a row with an error, later
-                    pixels = decode_bytes(item[1](), model.config.num_channels)
-                    images.append(model.preprocess(pixels))
+                    images.append(prepare_bytes(item[1](), model.config)[None])
                 if len(images) == COMPARED:
                     break
             try:

@@ -22,6 +22,7 @@ from keras_vit._util.files import writing_result
 from keras_vit.batch.folder import Folder, find_folder
 from keras_vit.errors import DownloadError
 from keras_vit.model.classify import IMAGE_ERRORS
+from keras_vit.model.config import Preprocessing
 from keras_vit.model.preprocess import decode_bytes
 
 BLOCK = 4 << 20  # numbers in a block: 16 MB in float32
@@ -157,13 +158,19 @@ def _check_width(width: int, wanted: int) -> None:
         )
 
 
-def write_contact_sheet(path: Path, title: str, folder: Folder, found: Iterable[Match]) -> None:
-    """Write one HTML file with the images of matches in a folder, or why they cannot be read."""
+def write_contact_sheet(
+    path: Path, title: str, folder: Folder, found: Iterable[Match], preprocessing: Preprocessing | None = None
+) -> None:
+    """Write one HTML file with the images of matches in a folder, or why they cannot be read.
+
+    `preprocessing` is that of the model, which may state the values of pictures that are not bytes.
+    """
     cells = []
     for _, name, score in found:
         picture = error = ""
         try:
-            picture = html.data_uri(html.thumbnail(decode_bytes(folder.read(name or ""), 3), SIDE))
+            pixels = decode_bytes(folder.read(name or ""), 3, preprocessing)
+            picture = html.data_uri(html.thumbnail(pixels.astype(np.uint8), SIDE))
         except (*IMAGE_ERRORS, ImportError, DownloadError) as reason:
             error = printable(str(reason))
         cells.append((printable(name or ""), f"{score:.3f}", picture, error))

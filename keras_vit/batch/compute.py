@@ -201,8 +201,7 @@ class Worker(BaseWorker):
         for file, pixels in zip(files, self._pixels(files), strict=True):
             try:
                 if pixels is None:
-                    decoded = preprocess.decode_bytes(file, self._model.config.num_channels)
-                    yield self._model.preprocess(decoded)[0]
+                    yield preprocess.prepare_bytes(file, self._model.config)
                 else:
                     yield preprocess.normalize(pixels, self._model.config.preprocessing)
             except IMAGE_ERRORS as error:

@@ -101,10 +101,11 @@ def search(
         from keras_vit import batch
         from keras_vit.batch._search import write_contact_sheet
 
-        [found] = batch.search(vectors, _embed_query(query, folder, chosen, accept_license), top=top)
+        embedding, preprocessing = _embed_query(query, folder, chosen, accept_license)
+        [found] = batch.search(vectors, embedding, top=top)
         _warn_changed(folder)
         if out:
-            write_contact_sheet(out, query, folder, found)
+            write_contact_sheet(out, query, folder, found, preprocessing)
     if as_json:
         options.echo(json.dumps([match._asdict() for match in found], indent=2))
     elif found:
@@ -122,8 +123,8 @@ def _read_origin(folder: Folder, weights: str | None) -> dict[str, Any]:
     return origin
 
 
-def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool) -> Any:
-    """Compute the embedding of a text or an image by the model of the vectors, (1, width)."""
+def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool) -> tuple[Any, Any]:
+    """Embed a text or an image by the model of the vectors, (1, width), and find the model's preprocessing."""
     from keras_vit.batch._embed import fingerprint
 
     is_text = not (is_image(query) or "://" in query or _is_file(query))
@@ -148,7 +149,7 @@ def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_lice
             f"{folder.path} has int8 vectors, whose cosine to the model's is {cosine:.3f}: a comparison with a query "
             f"needs at least {LEAST_COSINE}. Embed the images again, without --dtype int8"
         )
-    return (texts or loaded).embed([query])
+    return (texts or loaded).embed([query]), loaded.config.preprocessing
 
 
 def _is_file(query: str) -> bool:

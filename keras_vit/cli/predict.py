@@ -176,8 +176,8 @@ def map_each(model: Any, files: list[str], *, to: Path | None, top: int, task: s
 
 
 def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: int) -> Any:
-    pixels = _read_pixels(model, file)
-    [found] = model.predict_maps(pixels)
+    image, pixels = _read(model, file)
+    [found] = model.predict_maps(image)
     if found.dtype.kind == "f":
         scale = _depth_scale(model.task.max_depth, found)
         values = np.rint(found * scale).clip(0, MOST_VALUES).astype(np.uint16)
@@ -195,16 +195,18 @@ def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: in
     return result
 
 
-def _read_pixels(model: Any, file: str) -> np.ndarray:
+def _read(model: Any, file: str) -> tuple[Any, np.ndarray]:
+    """Read a file as an image for the model, and as bytes to paint on."""
     from keras_vit.model import preprocess
 
-    pixels: np.ndarray = model.read(file) if hasattr(model, "read") else preprocess.decode(file)
-    return pixels
+    preprocessing = model.config.preprocessing
+    pixels = model.read(file) if hasattr(model, "read") else preprocess.decode(file, preprocessing=preprocessing)
+    return (pixels if pixels.dtype == np.uint8 else file), pixels.astype(np.uint8)
 
 
 def _find_segments(model: Any, file: str, paths: tuple[Path, Path] | None, task: str | None) -> dict[str, Any]:
-    pixels = _read_pixels(model, file)
-    [found] = model.predict_segments(pixels, task=task)
+    image, pixels = _read(model, file)
+    [found] = model.predict_segments(image, task=task)
     rows = [{**segment._asdict(), "share": segment.area / found.ids.size} for segment in found.segments]
     if paths is not None:
         write_png(paths[0], found.ids.astype(np.uint16)[..., None])

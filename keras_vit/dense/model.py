@@ -128,7 +128,7 @@ class DenseModel(keras.Model):
         models: dict[tuple[int, ...], DenseModel] = {self.config.size: self}
         maps = []
         for image in single_images(images):
-            [pixels] = to_arrays(image, self.config.num_channels)
+            [pixels] = to_arrays(image, self.config.num_channels, self.config.preprocessing)
             if self.head.output == "segments":
                 scores = class_scores(*run_windows(pixels[0], self.head, self.config, self.predict_on_batch))
                 maps.append(to_image(scores, self.head, pixels.shape[1:3]))
@@ -177,7 +177,7 @@ class DenseModel(keras.Model):
         check_limits(threshold, stuff_classes, self.head.num_classes)
         found = []
         for image in single_images(images):
-            [pixels] = to_arrays(image, self.config.num_channels)
+            [pixels] = to_arrays(image, self.config.num_channels, self.config.preprocessing)
             options: Any = {"task": task, "threshold": threshold, "stuff_classes": stuff_classes}
             names = self.task.class_names()
             found.append(

@@ -204,16 +204,16 @@ class FileModel:
             pixels,
             image_size=size,
             num_channels=self.config.num_channels,
-            preprocessing=self.input_preprocessing,
+            preprocessing=dataclasses.replace(self.input_preprocessing, bits=None, range=None),  # `read` has scaled
         )
         return np.round(prepared).astype(np.uint8) if self.input_dtype == "uint8" else prepared
 
     def read(self, image: Any) -> np.ndarray:
         """Read one image by Pillow, not resized: uint8 or float32 (height, width, channels) of 0..255."""
-        channels = self.config.num_channels
+        channels, stated = self.config.num_channels, self.config.preprocessing
         if isinstance(image, bytes | bytearray):
-            image = preprocess.with_channels(decode_with_pillow(bytes(image)), channels)
-        elif isinstance(image, str | os.PathLike):
+            return preprocess.with_channels(decode_with_pillow(bytes(image), stated), channels)
+        if isinstance(image, str | os.PathLike):
             name = os.fspath(image)
             if name.startswith(preprocess.DOWNLOADED):
                 from keras_vit._util.downloads import fetch
@@ -221,10 +221,10 @@ class FileModel:
                 name = os.fspath(fetch(name))
             try:
                 data = read_file(name.removeprefix("file://"))
-                image = preprocess.with_channels(decode_with_pillow(data), channels)
+                return preprocess.with_channels(decode_with_pillow(data, stated), channels)
             except ValueError as error:
                 raise ValueError(f"{os.fspath(image)!r} {error}") from None
-        [[pixels]] = preprocess.to_arrays(image, channels)
+        [[pixels]] = preprocess.to_arrays(image, channels, stated)
         return pixels
 
     def run(self, images: Any) -> Outputs:

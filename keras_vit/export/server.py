@@ -214,7 +214,7 @@ def _decode_and_prepare(file: Any, orientation: Any, config: ViTConfig) -> Any:
     prepare = preprocess.preprocessing_function(
         image_size=config.size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
-    pixels = decode_pixels(file, orientation)
+    pixels = decode_pixels(file, orientation, config.preprocessing)
     return prepare(to_grey(pixels) if config.num_channels == 1 else pixels)
 
 

@@ -3,15 +3,19 @@
 The EXIF orientation tag is read from the APP1 segment of a JPEG. That of a PNG (eXIf) is not read.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.text import error_reason
+from keras_vit.model import values
+from keras_vit.model.config import Preprocessing
 from keras_vit.model.pillow import (
     BLOCK,
+    BYTES,
+    GREY,
     JPEG,
     LONG,
     MAX_EXIF,
@@ -28,6 +32,7 @@ MAX_SEGMENTS = 20_000  # of a JPEG, in which EXIF is looked for
 
 _PNG_START = len(PNG) + 25  # with the chunk IHDR
 _DEPTH_AND_TYPE, _PALETTE = 24, 3  # place of a PNG's bits and colour type; from 3 on, pixels may be transparent
+_DEEP = 16  # bits
 _EXIF, _ADOBE = (0xFFE1, b"Exif\0\0"), (0xFFEE, b"Adobe")  # marks and names of segments
 _PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
 _CMYK_COMPONENTS = 4
@@ -85,11 +90,11 @@ def declares_opacity(start: bytes) -> bool:
     return start.startswith(PNG) and (kind in (b"\4", b"\6") or (kind == b"\3" and b"tRNS" in start))
 
 
-def decode_image(file: Any) -> Any:
-    """Decode one JPEG or PNG file upright, outside of a graph: uint8 (height, width, 3), or a ValueError."""
+def decode_image(file: Any, preprocessing: Preprocessing = BYTES) -> Any:
+    """Decode one JPEG or PNG file upright, outside of a graph: as `decode_pixels`, or a ValueError."""
     orientation = check_image(file)
     try:
-        return decode_pixels(file, orientation)
+        return decode_pixels(file, orientation, preprocessing)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(f"is a damaged image: {error_reason(error.message)}") from None
 
@@ -107,29 +112,74 @@ def check_image(file: Any) -> Any:
     return header.orientation
 
 
-def decode_pixels(file: Any, orientation: Any) -> Any:
+def decode_pixels(file: Any, orientation: Any, preprocessing: Preprocessing = BYTES) -> Any:
     """Decode a JPEG or PNG file and turn it upright: uint8 (height, width, 3), equal to Pillow's, on white.
 
-    A single colour that a PNG without a palette declares as transparent (tRNS) stays.
+    Where the preprocessing states `bits` or `range`, the result is float32, from 0 to 255. A PNG of 16 bits that does
+    not fit it fails: with a ValueError, or in a graph with an InvalidArgumentError. A single colour that a PNG without
+    a palette declares as transparent (tRNS) stays.
     """
+    dtype = tf.uint8 if preprocessing.limits is None else tf.float32
 
     def opaque() -> Any:
-        return tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
+        pixels = tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
+        return tf.cast(pixels, dtype)
 
     def png() -> Any:
         depth, kind = tf.unstack(tf.io.decode_raw(tf.strings.substr(file, _DEPTH_AND_TYPE, 2), tf.uint8), num=2)
         # Without opacity in the file, decode_png gives the largest value of that many bits.
         whole = tf.bitwise.left_shift(1, tf.minimum(tf.cast(depth, tf.int32), 8)) - 1
-        transparent = functools.partial(tf.io.decode_png, file, channels=4)
-        return tf.cond(kind >= _PALETTE, lambda: on_white(transparent(), whole), opaque)
+
+        def read(channels: int) -> Any:
+            return tf.cond(
+                depth == _DEEP,
+                lambda: _deep_pixels(tf.io.decode_png(file, channels=channels, dtype=tf.uint16), preprocessing),
+                lambda: tf.cast(tf.io.decode_png(file, channels=channels), dtype),
+            )
+
+        return tf.cond(kind >= _PALETTE, lambda: on_white(read(4), whole), lambda: read(3))
 
     pixels = tf.cond(_starts_with(file, PNG), png, opaque)
     return turn_upright(tf.ensure_shape(pixels, (None, None, 3)), orientation)
 
 
+def _deep_pixels(pixels: Any, preprocessing: Preprocessing) -> Any:
+    """Do in a graph what `values.deep_pixels` does, for uint16 (height, width, 3) or, with opacity, 4 channels."""
+    colours = pixels[..., :3]
+    least, most = (tf.cast(extreme(colours), tf.float32) for extreme in (tf.reduce_min, tf.reduce_max))
+    checks = [_require(*condition) for condition in values.requirements(least, most, preprocessing)]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        pixels = tf.identity(pixels)
+    if preprocessing.limits is None:
+        return tf.cast(tf.bitwise.right_shift(pixels, tf.constant(8, tf.uint16)), tf.uint8)
+    scaled = values.scale(tf.cast(pixels[..., :3], tf.float32), preprocessing, tf.clip_by_value)
+    return tf.concat([scaled, tf.cast(pixels[..., 3:], tf.float32) / 257], axis=-1)  # 65,535 is opaque
+
+
+def _require(holds: Any, message: str, value: Any) -> Any:
+    """Fail with a message and a value if a condition is false, in a graph or outside."""
+    if not tf.executing_eagerly():
+        return tf.raw_ops.Assert(condition=holds, data=[tf.constant(message), value])
+    if not holds:
+        raise ValueError(f"{message} {int(value)}")
+    return None
+
+
+def check_deep(file: bytes, preprocessing: Preprocessing) -> None:
+    """Raise a ValueError if a file is a PNG of 16 bits that does not fit the preprocessing."""
+    if file.startswith(PNG) and file[_DEPTH_AND_TYPE : _DEPTH_AND_TYPE + 1] == bytes([_DEEP]):
+        values.check_values(tf.io.decode_png(file, channels=3, dtype=tf.uint16).numpy(), preprocessing)
+
+
 def to_grey(image: Any) -> Any:
-    """Convert uint8 (..., 3) to (..., 1) like `tf.image.rgb_to_grayscale`, with little memory."""
-    return _by_blocks(tf.image.rgb_to_grayscale, image, 1)
+    """Convert uint8 or float32 (..., 3) to (..., 1) like `tf.image.rgb_to_grayscale`, with little memory."""
+    return _by_blocks(tf.image.rgb_to_grayscale if image.dtype == tf.uint8 else _float_grey, image, 1)
+
+
+def _float_grey(image: Any) -> Any:
+    """Convert floats to grey by weights whose sum is 1: TensorFlow's give .9999 of white, which bytes do not show."""
+    weights = np.array(GREY)
+    return tf.reduce_sum(image * tf.constant(weights / weights.sum(), image.dtype), axis=-1, keepdims=True)
 
 
 def on_white(image: Any, whole: Any = 255) -> Any:
@@ -235,8 +285,8 @@ def _first_directory(exif: Any) -> Any:
     entries = tf.reshape(content[offset + 2 : offset + 2 + 12 * count], (-1, 12))
     kind, is_long = number(entries[:, 2:4]), number(entries[:, 2:4]) == LONG
     is_tag = (number(entries[:, :2]) == ORIENTATION_TAG) & (number(entries[:, 4:8]) == 1)
-    values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
-    found = tf.boolean_mask(values, is_tag & (is_long | (kind == SHORT)))
+    found_values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
+    found = tf.boolean_mask(found_values, is_tag & (is_long | (kind == SHORT)))
     return tf.concat([found, tf.constant([1], tf.int64)], axis=0)[0]
 
 

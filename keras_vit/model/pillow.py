@@ -11,6 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.model import values
+from keras_vit.model.config import Preprocessing
+
+BYTES = Preprocessing()  # states neither bits nor range
 CHANNELS = (1, 3)  # grey and colour: image files have no others
 MAX_PIXELS = 50_000_000  # of one image: 150 MB when decoded. A file of 0.4 MB can claim 400 million
 MAX_SIDE = 65_535  # the largest side of a JPEG. Resizing with antialiasing needs memory for each column
@@ -26,6 +30,7 @@ JPEG = b"\xff\xd8\xff"  # first bytes of a file
 PNG = b"\x89PNG\r\n\x1a\n"
 # Files that people try although no reader is installed, by the bytes at a place of the file.
 KINDS = ((0, b"<", "text, such as SVG or HTML"), (4, b"ftyp", "a HEIC photo, an AVIF image or a video"))
+_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0  # tag of a TIFF, and its value
 SIXTEEN_BITS = ("PNG", "PPM")  # formats whose images of mode "I" have 16 bits
 
 
@@ -34,7 +39,7 @@ def is_jpeg_or_png(start: bytes) -> bool:
     return start.startswith((JPEG, PNG))
 
 
-def decode_with_pillow(file: bytes) -> np.ndarray:
+def decode_with_pillow(file: bytes, preprocessing: Preprocessing = BYTES) -> np.ndarray:
     """Read a file of any format that Pillow knows. See `pillow_pixels`."""
     if not file:
         raise ValueError("is an empty file")
@@ -55,43 +60,79 @@ def decode_with_pillow(file: bytes) -> np.ndarray:
     except Exception as error:  # Pillow's readers raise errors of any kind for damaged files
         raise ValueError(_damaged(error)) from None
     with image:
-        return pillow_pixels(image)
+        return pillow_pixels(image, preprocessing)
 
 
-def pillow_pixels(image: Any) -> np.ndarray:
+def pillow_pixels(image: Any, preprocessing: Preprocessing = BYTES) -> np.ndarray:
     """Convert a Pillow image to uint8 (height, width, 3), turned upright by its EXIF orientation.
 
     Colours are those of TensorFlow's decoders: 16 bits give the high byte. Transparent pixels are put on white. Values
-    of the modes I and F are pixels from 0 to 255.
+    of the modes I and F are pixels from 0 to 255. Where the preprocessing states `bits` or `range`, it holds for
+    these modes and 16 bits, and the result is float32, from 0 to 255.
     """
+    found = pillow_values(image, preprocessing)
+    if found.dtype == np.uint16:
+        found = np.repeat(values.deep_pixels(found, preprocessing)[..., None], 3, axis=-1)
+    return found if preprocessing.limits is None else found.astype(np.float32)
+
+
+def pillow_values(image: Any, preprocessing: Preprocessing = BYTES) -> np.ndarray:
+    """Convert a Pillow image as `pillow_pixels` does, but leave grey of 16 bits as it is: uint16 (height, width)."""
     width, height = image.size
     if not (0 < height * width <= MAX_PIXELS and max(height, width) <= MAX_SIDE):
         raise ValueError(f"cannot be decoded. {PIXEL_LIMITS} Received: height and width {height} x {width}")
+    modes = str([tile[-1] for tile in getattr(image, "tile", ())])  # of the file, before it is loaded
+    if "LX" in modes:
+        raise ValueError(f"has two bands, of which Pillow reads one: pass an array. Received: {image.format}")
     try:
         image.load()
     except Exception as error:
         raise ValueError(_damaged(error)) from None
-    colours = _in_colour(image)
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS):
+        found = np.asarray(image).astype(np.uint16)
+        return _uninverted(found, image, preprocessing)
+    colours = _in_colour(image, preprocessing)
+    if ";16" in modes and image.mode not in ("I", "F"):
+        _check_high_bytes(colours, preprocessing)
     exif = image.info.get("exif")  # read by Pillow from the file; TIFF images are turned when they are loaded
     if not isinstance(exif, bytes) or image.format == "PNG":  # that of a PNG file is not read in graphs either
         return colours
     return turn_upright(colours, exif_orientation(exif))
 
 
+def _check_high_bytes(colours: np.ndarray, preprocessing: Preprocessing) -> None:
+    """Raise a ValueError for colours of 16 bits, of which Pillow keeps the high bytes, if the others are needed."""
+    most = int(colours.max())
+    is_clear = most == 0 or most >= values.CLEAR >> 8
+    if not (is_clear if preprocessing.limits is None else preprocessing.bits == 16):
+        raise ValueError(
+            "has colours of 16 bits, of which Pillow reads the high bytes only: pass an array, or a PNG where "
+            f"TensorFlow reads it. Received: high bytes up to {most}"
+        )
+
+
+def _uninverted(found: np.ndarray, image: Any, preprocessing: Preprocessing) -> np.ndarray:
+    """Invert 16 bits of a TIFF in which 0 is white, as Pillow does for 8 bits."""
+    is_inverted = image.format == "TIFF" and image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    if not is_inverted or preprocessing.range is not None:  # a range is of the values as the file has them
+        return found
+    values.check_values(found, preprocessing)
+    return np.uint16((preprocessing.limits or (0, 0xFFFF))[1]) - found
+
+
 def _damaged(error: Exception) -> str:
     return f"is a damaged image: {str(error) or type(error).__name__}"
 
 
-def _in_colour(image: Any) -> np.ndarray:
+def _in_colour(image: Any, preprocessing: Preprocessing) -> np.ndarray:
     if image.mode == "CMYK":
         if image.format == "JPEG" and "adobe" not in image.info:
             raise ValueError(f"cannot be decoded. {NO_ADOBE}")
         inks = 255 - np.asarray(image, np.uint16)
         return (inks[..., :3] * inks[..., 3:] // 255).astype(np.uint8)  # libjpeg's rounding
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS):
-        return _grey(np.asarray(image) >> 8)
     if image.mode in ("I", "F"):
-        return _grey(_checked(np.asarray(image), image.mode))
+        grey = _checked(np.asarray(image), image.mode, preprocessing)
+        return np.repeat(grey[..., None], 3, axis=-1)
     with_alpha = {"La": "LA", "RGBa": "RGBA"}.get(image.mode)  # colours multiplied by their opacity
     is_transparent = image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or (
         image.mode == "P" and "transparency" in image.info
@@ -105,28 +146,36 @@ def _in_colour(image: Any) -> np.ndarray:
         raise ValueError(f"has mode {image.mode}, which Pillow does not convert to RGB: {error}") from None
 
 
-def _grey(values: np.ndarray) -> np.ndarray:
-    return np.repeat(values.astype(np.uint8)[..., None], 3, axis=-1)
-
-
-def _checked(values: np.ndarray, mode: str) -> np.ndarray:
-    low, high = float(values.min()), float(values.max())
+def _checked(numbers: np.ndarray, mode: str, preprocessing: Preprocessing) -> np.ndarray:
+    if preprocessing.limits is not None:
+        values.check_values(numbers, preprocessing)
+        scaled: np.ndarray = values.scale(numbers.astype(np.float32), preprocessing)
+        return scaled
+    low, high = float(numbers.min()), float(numbers.max())
     if not (low >= 0 and high <= 255) or (mode == "F" and 0 < high <= 1):
         raise ValueError(
-            f"has mode {mode}, whose values must be pixels from 0 to 255: scale them. Received: {low:g}..{high:g}"
+            f"has mode {mode}, whose values must be pixels from 0 to 255: scale them, or state {values.HOW}. "
+            f"Received: {low:g}..{high:g}"
         )
-    return values
+    return numbers.astype(np.uint8)
 
 
 def to_grey(image: np.ndarray) -> np.ndarray:
-    """Convert uint8 (..., 3) to (..., 1), to the same bytes as `tf.image.rgb_to_grayscale`."""
+    """Convert uint8 or float32 (..., 3) to (..., 1), to the same bytes as `tf.image.rgb_to_grayscale`.
+
+    The weights of floats have the sum 1: TensorFlow's give .9999 of white, which bytes do not show.
+    """
 
     def weigh(pixels: np.ndarray) -> np.ndarray:
         red, green, blue = (pixels[:, i] * np.float32(1 / 255) * np.float32(share) for i, share in enumerate(GREY))
         grey: np.ndarray = (red + green + blue) * np.float32(255.5)
         return grey[:, None]
 
-    return _by_blocks(weigh, image, 1)
+    def weigh_floats(pixels: np.ndarray) -> np.ndarray:
+        shares = np.array(GREY) / sum(GREY)
+        return (pixels * shares.astype(np.float32)).sum(axis=-1, keepdims=True)
+
+    return _by_blocks(weigh if image.dtype == np.uint8 else weigh_floats, image, 1)
 
 
 def on_white(image: np.ndarray) -> np.ndarray:

@@ -157,10 +157,11 @@ def run(
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed. LoRA of a
             model is added to its kernels; the recipe's `lora_rank` gives new LoRA.
         data: a data set of tensorflow-datasets, a folder of folders of images, a folder of images/ and masks/ or
-            depth/, a folder of prepared records, or {"train": (images, labels), "evaluation": (images, labels)}: uint8
-            (n, height, width, channels), and integers (n,) or (n, 1), zeros and ones (n, classes), or maps (n, height,
-            width), integers for classes and floats for metres. "digits" is the data set that comes with the package.
-            With `continue_from`, None takes that run's.
+            depth/, a folder of prepared records, or {"train": (images, labels), "evaluation": (images, labels)}:
+            pixels (n, height, width, channels) from 0 to 255, or of the values that the model's preprocessing states;
+            and integers (n,) or (n, 1), zeros and ones (n, classes), or maps (n, height, width), integers for classes
+            and floats for metres. "digits" is the data set that comes with the package. With `continue_from`, None
+            takes that run's.
         out: folder for model, log and checkpoints; None writes no files.
         weights: initial weights for a model's name: a tag of its card, a path or a URL.
         teacher: model that this one learns from, for recipes such as "distill": a name of the zoo, a path, the folder

@@ -205,7 +205,7 @@ def evaluate(
     Args:
         model: returns logits (batch, classes) for prepared images, or a map; a VisionTransformer, a DenseModel, any
             Keras model, or a .tflite file as `export.load` returns it.
-        data: "digits", a folder of images, or of images and maps, a data set prepared by tensorflow-datasets, or uint8
+        data: "digits", a folder of images, or of images and maps, a data set prepared by tensorflow-datasets, or
             arrays {"evaluation": (images, labels)}. For an opened data set, split, data_dir and on_bad_image are
             ignored.
         split: such as "validation" or "test[:10%]"; of a folder a sub-folder, "all" images, or "held-out": the tenth

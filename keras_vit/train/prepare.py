@@ -225,10 +225,13 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, pr
     is_chosen = recipe.image_size is not None or recipe.is_stated("image_size") or not isinstance(model, ResolvedModel)
     if is_chosen or not USUAL_SIZE < side == max(config.size):
         return recipe
-    split = data.training_split()
+    split, config = data.training_split(), config.replace(**recipe.config_changes(config))
+    split.expect(config.num_channels, config.preprocessing)
     chosen = np.unique(np.linspace(0, split.count - 1, SIZED_IMAGES).astype(np.int64))
     with split.naming_bad_image(Order(batch=1, shuffle=False), batches=split.count):
-        sides = [min(decode(example["image"]).shape[:2]) for example in split.iterate_once(only=chosen)]
+        sides = [
+            min(decode(example["image"], config.preprocessing).shape[:2]) for example in split.iterate_once(only=chosen)
+        ]
     if not sides:  # none of these can be decoded
         return recipe
     typical_side = int(np.median(sides))

@@ -253,6 +253,7 @@ class Probe:
         for split, offset in zip(self._splits, (0, count), strict=False):
             own = (self._kept >= offset) & (self._kept < offset + split.count)
             images = self._kept[own] - offset
+            split.expect(self.model.config.num_channels, self.model.config.preprocessing)
             # A run that continues does not know yet which images the earlier process left out.
             used = np.array([split.is_readable(image) for image in images.tolist()], bool)
             parts.append((features[own][used], split.labels()[images[used]]))

@@ -3,7 +3,8 @@
 The format (tensorflow/tflite-support, metadata_schema.fbs) is a second flatbuffer inside of the file, and a zip archive
 with the labels behind it. Its ten small tables are written here by the numbers of their fields. They have no field for
 the resize: the archive also holds `preprocessing.json`, which the examples for Android and browsers read, and
-`model.json` with the whole config, which `export.load` reads.
+`model.json` with the whole config, which `export.load` reads. The keys of the first are `image_size` and the fields of
+`Preprocessing`; `bits` and `range` are null for models of bytes.
 """
 
 import dataclasses

@@ -4,6 +4,7 @@ JPEG and PNG files are read as they are; Pillow converts other kinds to PNG.
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -16,7 +17,8 @@ import tensorflow as tf
 
 from keras_vit._util.text import error_reason, escaped
 from keras_vit.model import images
-from keras_vit.model.pillow import decode_with_pillow, is_jpeg_or_png, pillow_pixels
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.pillow import BYTES, decode_with_pillow, is_jpeg_or_png, pillow_values
 
 PNG = b"\x89PNG"
 PILLOW_FORMATS = ("BMP", "GIF", "TIFF", "WEBP")  # besides JPEG and PNG
@@ -88,27 +90,34 @@ def _kind(entry: os.DirEntry[str]) -> tuple[str, bool]:
         return entry.name, False
 
 
-def read_image(path: tf.Tensor | bytes) -> tf.Tensor:
-    """Read an image file as JPEG or PNG; unchanged if Pillow cannot read it either."""
+def read_image(path: tf.Tensor | bytes, preprocessing: Preprocessing = BYTES) -> tf.Tensor:
+    """Read an image file as JPEG or PNG; unchanged if Pillow cannot read it either.
+
+    Grey of 16 bits stays so, which a model with this preprocessing scales.
+    """
     data = tf.io.read_file(path)
     is_plain = tf.io.is_jpeg(data) | (tf.strings.substr(data, 0, len(PNG)) == PNG)
 
     def convert() -> tf.Tensor:
-        return tf.numpy_function(_convert_to_png, [data], tf.string, stateful=False)
+        to_png = functools.partial(_convert_to_png, preprocessing=preprocessing)
+        return tf.numpy_function(to_png, [data], tf.string, stateful=False)
 
     return tf.ensure_shape(tf.cond(is_plain, lambda: data, convert), ())
 
 
-def _convert_to_png(file: Any) -> Any:
+def _convert_to_png(file: Any, *, preprocessing: Preprocessing) -> Any:
     """Convert the first picture of a BMP, GIF, TIFF or WebP file, a string scalar; return other data unchanged."""
     data = np.asarray(file, object).item()  # bytes in a graph, an array outside
     try:
         from PIL import Image
 
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            pixels = pillow_pixels(image)
+            pixels = pillow_values(image, preprocessing)
     except Exception:  # Pillow's readers raise errors of many types
         return file
+    if pixels.dtype not in (np.uint8, np.uint16):  # floats and 32 bits, which a PNG does not have
+        return file
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     return np.array(tf.io.encode_png(pixels, compression=0).numpy(), object)
 
 

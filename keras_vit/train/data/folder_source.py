@@ -19,6 +19,8 @@ import tensorflow as tf
 
 from keras_vit._util.files import READABLE, hash_files
 from keras_vit._util.text import abbreviated, escaped, warn
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.images import check_deep
 from keras_vit.train.data.dataset_files import decoding_problem, has_opacity, hash64, is_folder, list_files, read_image
 from keras_vit.train.data.label_values import Tally, tally_labels
 from keras_vit.train.data.split import Damage, Data, DataRequest, Example, RandomAccess
@@ -317,25 +319,36 @@ def open_images(
 
     def make_reader() -> Callable[[tf.Tensor], Example]:
         files, values = tf.constant([os.fsencode(path) for path in paths]), tf.constant(labels)
-        return lambda index: {"image": read_image(files[index]), "label": read_label(values[index])}
+        stated = damage.preprocessing
+        return lambda index: {"image": read_image(files[index], stated), "label": read_label(values[index])}
 
-    def check(index: int) -> str | None:
+    def check(index: int, preprocessing: Preprocessing) -> str | None:
         try:
-            problem = decoding_problem(read_image(os.fsencode(paths[index])))
+            image = read_image(os.fsencode(paths[index]), preprocessing)
+            problem = decoding_problem(image)
         except tf.errors.OpError:  # a file that is lost meanwhile, which the reader names
             return None
-        return problem or check_label(index)
+        if problem:
+            return problem
+        try:
+            check_deep(image.numpy(), preprocessing)
+        except ValueError as error:
+            if preprocessing.range is None:  # what is not stated, or is wrong, holds for all images: the first ends it
+                raise ValueError(f"{name_of(index)} {error}") from None
+            return str(error)
+        return check_label(index)
 
     def name_of(index: int) -> str:
         return escaped(paths[index])
 
     folder, fail = escaped(image_list.folder), request.on_bad_image == "fail"
+    damage = Damage(folder, len(paths), name_of, check, fail=fail)
     return RandomAccess(
         name=folder,
         count=len(paths),
         unread=image_list.unread,
         make_reader=make_reader,
-        damage=Damage(folder, len(paths), name_of, check, fail=fail),
+        damage=damage,
         example_name=name_of,
         fingerprint=lambda: hash_files([*paths, *label_files]),
         tally=tally,

@@ -22,6 +22,8 @@ import tensorflow as tf
 from keras_vit._util.checks import as_path, expand_home
 from keras_vit.dense.map_tasks import IGNORED, Segmentation
 from keras_vit.model import task as tasks
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.preprocess import check_array
 from keras_vit.model.vision_transformer import hash_weights
 from keras_vit.train.data import tfds_source
 from keras_vit.train.data.dataset_files import is_folder
@@ -48,10 +50,11 @@ def open_data(data: Any, **options: Any) -> Data:
     A folder takes precedence over a data set of the same name, except for "digits".
 
     Args:
-        data: see the table above; a `DataRequest`; or a `Data`, which is returned as it is. Arrays are uint8
-            (n, height, width, 1 or 3); labels are integers (n,) or (n, 1), zeros and ones (n, classes), or maps
-            (n, height, width) or (n, height, width, 1): integers for classes, of which 255 does not count, or floats
-            for metres, of which 0 does not count. The mapping may also have "class_names" or "num_classes".
+        data: see the table above; a `DataRequest`; or a `Data`, which is returned as it is. Arrays are pixels
+            (n, height, width, channels), uint8 or other numbers, of which the model's preprocessing may state `bits` or
+            `range`; labels are integers (n,) or (n, 1), zeros and ones (n, classes), or maps (n, height, width) or
+            (n, height, width, 1): integers for classes, of which 255 does not count, or floats for metres, of which 0
+            does not count. The mapping may also have "class_names" or "num_classes".
         **options: the other fields of a `DataRequest`.
     """
     request = data if isinstance(data, DataRequest) else DataRequest(data=data, **options)
@@ -133,6 +136,7 @@ def _open_arrays(data: Mapping[str, Any], request: DataRequest) -> Data:
             name=f"arrays {split}",
             count=len(images),
             make_reader=functools.partial(_reader, images, labels[split]),
+            check_arrays=functools.partial(_check_for_model, split, images),
             fingerprint=functools.partial(
                 hash_weights, (images, labels[split]), str([images.shape, labels[split].shape])
             ),
@@ -180,9 +184,9 @@ def _check_arrays(split: str, pair: Any, *, has_single_class: bool) -> tuple[np.
         raise ValueError(
             f"Expected {split} to be (images, labels). Received: {type(pair).__name__} ({error})"
         ) from error
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape:
+    if images.dtype.kind not in "uif" or images.ndim != 4 or 0 in images.shape:
         raise ValueError(
-            f"Expected {split} images: uint8 (n, height, width, 1 or 3), no dimension 0."
+            f"Expected {split} images: numbers (n, height, width, channels), no dimension 0."
             f" Received: {images.dtype} {images.shape}"
         )
     is_column = labels.ndim == 2 and has_single_class and np.isin(labels, (0, 1)).all()
@@ -213,6 +217,18 @@ def _stated_classes(data: Mapping[str, Any]) -> int | None:
     if len(stated) > 1:
         raise ValueError(f"class_names and num_classes contradict each other. Received: {sorted(stated)}")
     return stated.pop() if stated else None
+
+
+def _check_for_model(split: str, images: np.ndarray, num_channels: int, preprocessing: Preprocessing) -> None:
+    """Raise a ValueError for images that a model of so many channels and this preprocessing does not take."""
+    channels, received = images.shape[3], f"Received: {split} images {images.dtype} {images.shape}"
+    if channels not in (1, num_channels) and (channels, num_channels) != (3, 1):
+        raise ValueError(
+            f"The model takes images of {num_channels} channels. For others it is adapted by "
+            f'zoo.load(name, num_channels={channels}), or a recipe\'s config={{"num_channels": {channels}}}. {received}'
+        )
+    if images.dtype != np.uint8:
+        check_array(images, preprocessing, received)
 
 
 def _reader(images: np.ndarray, labels: np.ndarray) -> Callable[[tf.Tensor], Example]:

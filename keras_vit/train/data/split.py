@@ -6,7 +6,7 @@ An example is a dictionary:
 |---|---|
 | `position` | int64 scalar, its place in the sequence of `positions`; seeds its augmentation |
 | `index` | int64 scalar, number of the example, the same in every run |
-| `image` | string scalar, the encoded file (JPEG or PNG); or uint8 (height, width, channels) |
+| `image` | string scalar, the encoded file (JPEG or PNG); or numbers (height, width, channels) |
 | `label` | as its task has it. Of a class: int64 scalar below num_classes, or float32 (num_classes,), a one for each |
 | | a map (height, width) of the image's size: numbers of classes, uint8, or metres, float32 |
 """
@@ -31,6 +31,7 @@ import tensorflow as tf
 
 from keras_vit._util.checks import one_of
 from keras_vit._util.text import abbreviated, error_reason, warn
+from keras_vit.model.config import Preprocessing
 from keras_vit.model.labels import match_classes, names
 from keras_vit.model.task import NOT_TRAINED, Classification, Task
 from keras_vit.train.data.dataset_files import READ_ERRORS, is_decodable
@@ -111,21 +112,38 @@ class Damage:
     NAMED = 10  # images that a warning names
 
     def __init__(
-        self, folder: str, count: int, name_of: Callable[[int], str], check: Callable[[int], str | None], *, fail: bool
+        self,
+        folder: str,
+        count: int,
+        name_of: Callable[[int], str],
+        check: Callable[[int, Preprocessing], str | None],
+        *,
+        fail: bool,
     ) -> None:
-        """Create a record of `count` images; `check` returns why one cannot be used. `fail` makes that an error."""
+        """Create a record of `count` images; `check` returns why a model with this preprocessing cannot use one.
+
+        `fail` makes that an error.
+        """
         self.reasons: dict[int, str] = {}  # index of an image -> why it cannot be used
         self.error: ValueError | None = None  # that ended the reading: TensorFlow replaces it by one of its own
         self._folder, self._count, self._fail = folder, count, fail
         self._name_of, self._check = name_of, check
         self._states = np.zeros(count, np.int8)
         self._warned = 0
+        self.preprocessing = Preprocessing()
+
+    def expect(self, preprocessing: Preprocessing) -> None:
+        """Check the images for a model with this preprocessing from now on."""
+        if preprocessing.limits != self.preprocessing.limits:
+            self._states[:] = 0
+            self.reasons.clear()
+        self.preprocessing = preprocessing
 
     def is_readable(self, index: int) -> bool:
         """Check one image, or raise the ValueError of `fail` if it cannot be used."""
         if not self._states[index]:
             try:
-                reason = self._check(index)
+                reason = self._check(index, self.preprocessing)
                 if reason and self._fail:
                     raise ValueError(
                         f'{self._name_of(index)} {reason}. Remove the file, or skip it with on_bad_image="skip" '
@@ -190,6 +208,8 @@ class Split(abc.ABC):
     renumber: Callable[[tf.Tensor], tf.Tensor] | None = None  # gives a label the new numbers of its classes
     check: Callable[[], None] = lambda: None  # raises a ValueError that names a damaged file of records
     damage: Damage | None = None  # of a folder; of other data each example must be readable
+    # Raises a ValueError for arrays that a model of so many channels and this preprocessing does not take.
+    check_arrays: Callable[[int, Preprocessing], None] = lambda num_channels, preprocessing: None
     fingerprint: Callable[[], str] = lambda: ""  # returns a hash that changes with the images, their order or labels
     tally: Tally | None = None  # of the labels, in the data's own numbers; None where none was read yet
 
@@ -201,6 +221,12 @@ class Split(abc.ABC):
     def num_skipped(self) -> int:
         """Number of examples that were left out because they cannot be used, of those that were read until now."""
         return len(self.damage.reasons) if self.damage else 0
+
+    def expect(self, num_channels: int, preprocessing: Preprocessing) -> None:
+        """Check the images for a model of so many channels and this preprocessing: arrays now, files when read."""
+        self.check_arrays(num_channels, preprocessing)
+        if self.damage:
+            self.damage.expect(preprocessing)
 
     def is_readable(self, index: int) -> bool:
         """Check one example; those outside of folders always count as readable."""
