@@ -365,7 +365,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("huggingface_deit", {}, "num_registers=0"),
     ("huggingface_deit", {"distilled": True, "num_classes": 0}, "num_classes=0"),
     ("huggingface_dinov2", {"layer_scale": 0.1}, "head/kernel"),
-    ("huggingface_dinov2", {"num_classes": 0, "activation": "gelu_erf"}, "recognised by .*layer_scale1.lambda1"),
+    ("huggingface_dinov2", {"num_classes": 0, "activation": "gelu_erf"}, "recognised as .*layer_scale1.lambda1"),
     ("huggingface_clip", {"pre_norm": True, "patch_bias": False}, "head/bias.* unless they are zero"),
     ("huggingface_siglip", {"classifier": "map", "position_prefix": False}, "attention pooling"),
     ("timm_eva", FAMILIES["class token and mean"], "key/bias"),
