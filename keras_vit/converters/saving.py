@@ -280,7 +280,7 @@ def _check_read_back(config: ViTConfig, shapes: Shapes, sources: Mapping[str, So
     if not places:
         absent = f" and none of {list(table.detect_absent)}" if table.detect_absent else ""
         raise CheckpointError(
-            f"A file of this model would not be recognised as {table.format}: its files have {list(table.detect)}{absent}"
+            f"Files of {table.format} have {list(table.detect)}{absent}: one of this model would not be recognised"
         )
     read = table.match(headers, places[0])
     wrong = [
