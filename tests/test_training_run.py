@@ -132,7 +132,7 @@ def test_a_finished_run_says_so_and_how_to_train_longer(whole: Watched, capsys: 
     before = {path: path.read_bytes() for path in (folder / "best.keras", folder / "log.jsonl")}
     result = watched(folder, accumulation=4)  # other devices may need another number of micro-batches
     said = capsys.readouterr().err
-    assert said.startswith(f"{folder} is finished: all 4 steps are done.")
+    assert f"\n{folder} is finished: all 4 steps are done." in said
     assert f"keras-vit train --continue-from {folder} --steps N" in said
     assert (result.steps, result.best) == (4, expected.best)
     assert result.metrics == pytest.approx(expected.metrics, rel=1e-6)  # measured again, in other batches

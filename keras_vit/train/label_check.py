@@ -17,6 +17,7 @@ from keras_vit.train.data.label_values import Tally, ask_values, tally_labels
 from keras_vit.train.data.split import Data, Order, Split
 
 MOST_LABELS = 10_000  # classes of images in records that are read
+ENOUGH = 100  # of them for each class: with fewer a class may have none, or a tenth of another, by chance
 UNBALANCED = {False: 10, True: 100}  # ratio of the largest to the smallest class that is told; True for maps
 TWO_CLASSES = "Expected: at least two classes that occur"
 
@@ -96,9 +97,11 @@ def _check_classes(data: Data, tally: Tally, recipe: Recipe) -> None:
         warn(message)
         return
     names = data.class_names
-    _warn_absent(data, f"training {unit}", tally)
     if is_map:
         _warn_ignored(data, "training", tally)
+    if not (is_map or tally.is_complete or tally.read >= ENOUGH * data.num_classes):
+        return
+    _warn_absent(data, f"training {unit}", tally)
     counts = {number: tally.counts[number] for number in classes}
     most, fewest = max(counts, key=lambda number: counts[number]), min(counts, key=lambda number: counts[number])
     ratio = counts[most] / counts[fewest]
