@@ -2,7 +2,7 @@
 
 python benchmarks/file_models.py > benchmarks/results/file_models.txt
 
-The three ways of each row take turns, each in a new process. Seconds are those of the processor, user and system.
+The ways of each row take turns, each in a new process. Seconds are those of the processor, user and system.
 """
 
 import argparse
@@ -102,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--images", type=int, default=48, help="photos to embed")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--write", nargs=3, metavar=("NAME", "FIELDS", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.write:  # in a process of its own, whose memory ends with it
@@ -117,7 +118,8 @@ def main() -> None:
         photos = Path(folder) / "photos"
         write_photos(photos, options.images)
         one, python = photos / "0000.jpg", sys.executable
-        for number, (name, fields) in enumerate(MODELS.items()):
+        for number, name in enumerate(options.models):
+            fields = MODELS[name]
             target = Path(folder) / str(number)
             target.mkdir()
             command = [python, __file__, "--write", name, json.dumps(fields), str(target)]

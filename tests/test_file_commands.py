@@ -63,6 +63,7 @@ main()
         ["embed", files.features, files.pictures, "--to", files.folder / "vectors"],
         ["search", files.folder / "vectors", files.pictures / "00.png", "--top", "1"],
         ["embed", files.classifier, files.pictures, "--to", files.folder / "classes", "--what", "classes"],
+        ["bench", files.classifier, "--rounds", "1"],
     )
     outputs = []
     for command in commands:
