@@ -116,12 +116,10 @@ def test_a_folder_of_damage_is_an_error_of_every_measure(tmp_path: Path) -> None
     folder, model = fill(tmp_path), built(num_classes=3)
     for path in folder.glob("*/*/*.jpg"):
         cut(path)
-    measures: tuple[Any, ...] = (train.evaluate, train.examine)
+    measures: tuple[Any, ...] = (train.evaluate, train.examine, train.few_shot)
     for measure in measures:
-        with pytest.raises(ValueError, match="None of the 6 images"):
+        with pytest.raises(ValueError, match=r"None of the \d+ images .*The first: .*class0/\d.jpg is a damaged image"):
             measure(model, folder)
-    with pytest.raises(ValueError, match="an image of every class"):
-        train.few_shot(model, folder)
 
 
 @pytest.mark.full

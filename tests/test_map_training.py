@@ -27,6 +27,7 @@ from test_sources import prepare
 from tiny_models import built, tiny
 
 GUIDE = doc_blocks.ROOT / "docs" / "a-mask-for-every-photo.md"
+pytestmark = pytest.mark.filterwarnings("ignore:.* 255 in masks does not count")  # which is told, and meant here
 FIELDS: dict[str, Any] = {"steps": 6, "batch_size": 4, "xla": False, "log_steps": 1, "learning_rate": 0.01}
 
 
@@ -81,7 +82,6 @@ def test_the_head_is_trained_on_a_frozen_backbone(kind: str, tmp_path: Path) -> 
     assert evaluated.by_class.keys() == ({"ground", "square"} if kind == "masks" else set())
 
 
-@pytest.mark.filterwarnings("ignore:arrays. 255 in masks does not count")
 def test_an_evaluation_is_that_of_numpy(folder: Path) -> None:
     model = dense.segmenter(built(), 2)
     images, classes = map_folders.arrays(5)
@@ -97,7 +97,6 @@ def test_an_evaluation_is_that_of_numpy(folder: Path) -> None:
     assert found.mean_iou == pytest.approx(np.mean(ious)) and (found.count, found.classes) == (5, 2)
 
 
-@pytest.mark.filterwarnings("ignore:.* 255 in masks does not count")
 def test_data_of_another_task_are_refused(folder: Path) -> None:
     images, classes = map_folders.arrays(4)
     segmenter, classifier = dense.segmenter(built(), 2), built(num_classes=2)

@@ -96,6 +96,8 @@ def few_shot(
     collect = feature_collector(replicate(model, devices), layer, devices)
     train, classes = opened.train, opened.num_classes
     train.expect(model_input.num_channels, model_input.preprocessing)
+    if train.damage and not any(map(train.is_readable, range(train.count))):
+        raise train.damage.none_left()
     drawn = draw_images(train.labels(), counts[-1], num_classes=classes, seed=seed, is_readable=train.is_readable)
     used = np.unique(np.concatenate(drawn))
     features, labels, indices = collect(read(train, only=used))
