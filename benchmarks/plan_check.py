@@ -25,7 +25,7 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     *(("Ti/16", {"remat": remat, "precision": "mixed_bfloat16"}, (8, 32)) for remat in (False, True)),
     *(("Ti/16", {"remat": remat, "xla": True}, (8, 32)) for remat in (False, True)),
 ]
-TARGET = 0.25
+TARGET = 0.4
 
 
 def measure(name: str, batch_size: int, changes: dict[str, Any]) -> None:
@@ -68,8 +68,7 @@ def planned(name: str, batch_size: int, changes: dict[str, Any]) -> int:
     """Return the bytes of the plan of the same step."""
     from keras_vit.train.planner import plan
 
-    of_the_plan = {field: value for field, value in changes.items() if field != "xla"}
-    return plan(name, batch_size=batch_size, **of_the_plan).total
+    return plan(name, batch_size=batch_size, **{"xla": False} | changes).total
 
 
 def report(rows: list[tuple[str, dict[str, Any], dict[int, int]]]) -> None:
@@ -87,7 +86,7 @@ def report(rows: list[tuple[str, dict[str, Any], dict[int, int]]]) -> None:
             first = min(peaks)
             more = peaks[batch] - peaks[first]
             said = planned(name, batch, changes) - planned(name, first, changes)
-            errors += [] if changes.get("xla") else [abs(said / more - 1)]
+            errors.append(abs(said / more - 1))
             rest = peaks[batch] - planned(name, batch, changes)
             print(
                 f"{', '.join(filter(None, words)):30}{f'{first}, {batch}':>10}{peaks[first] / 1e6:12.0f}"
@@ -95,7 +94,7 @@ def report(rows: list[tuple[str, dict[str, Any], dict[int, int]]]) -> None:
             )
     print("\nmore: what the additional images took; planned: what the plan says they take; off: the plan's error")
     print("rest: the last peak less its whole plan: Python, TensorFlow and its compiler, a second copy of the weights")
-    print(f"largest error without XLA: {max(errors):.0%} (target: at most {TARGET:.0%})")
+    print(f"largest error: {max(errors):.0%} (target: at most {TARGET:.0%})")
 
 
 def main() -> None:

@@ -32,8 +32,8 @@ from keras_vit._util.progress import timed
 from keras_vit.export import modes
 from keras_vit.export.exported import load_exported
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # before this folder, whose file has the same name
-import real_weights
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import dinov2_photos
 from outlier_models import pair_cosines
 
 CONVERTER = "converter"  # TensorFlow's, in the mode dynamic
@@ -49,7 +49,7 @@ def main() -> None:
     """Print a row for each file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modes", nargs="*", default=MODES)
-    parser.add_argument("--size", type=int, default=real_weights.SIZE)
+    parser.add_argument("--size", type=int, default=dinov2_photos.SIZE)
     parser.add_argument("--head", action="store_true")
     parser.add_argument("--peers")
     parser.add_argument("--calibration", type=int, default=32, help="crops to calibrate on")
@@ -59,10 +59,10 @@ def main() -> None:
     if options.drawings:
         on_drawings(options.drawings, options.modes, options.size)
         return
-    draw = {"size": options.size, **({"photos": real_weights.CLASSES} if options.head else {})}
-    model = (real_weights.with_head if options.head else real_weights.load)(options.size)
-    sets = [real_weights.prepared(real_weights.crops(COUNT, seed, **draw)) for seed in SEEDS]
-    images = real_weights.prepared(real_weights.crops(options.calibration, 0, calibration=True, **draw))
+    draw = {"size": options.size, **({"photos": dinov2_photos.CLASSES} if options.head else {})}
+    model = (dinov2_photos.with_head if options.head else dinov2_photos.load)(options.size)
+    sets = [dinov2_photos.prepared(dinov2_photos.crops(COUNT, seed, **draw)) for seed in SEEDS]
+    images = dinov2_photos.prepared(dinov2_photos.crops(options.calibration, 0, calibration=True, **draw))
     expected = [model.predict(shown, verbose=0) for shown in sets]
     print(f"{'':24}{'set 1':>17}{'set 2':>17}{'agree':>8}{'MB':>8}{'ms':>9}{'export s':>10}  own gate")
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def main() -> None:
             print(row(mode, expected, received), f"{size:7.1f}{time:9.1f}{seconds:10.1f}  {gate}", flush=True)
         if options.peers:
             np.savez(Path(folder) / "images.npz", calibration=images, **{f"set{n}": x for n, x in enumerate(sets)})
-            command = [options.peers, str(PEERS), str(real_weights.folder() / "tokens.onnx"), folder]
+            command = [options.peers, str(PEERS), str(dinov2_photos.folder() / "tokens.onnx"), folder]
             subprocess.run(command, check=True, capture_output=True, text=True)
             for path in sorted(Path(folder).glob("*.peer.npz")):
                 found = np.load(path)
@@ -89,7 +89,7 @@ def on_drawings(drawings: Path, chosen: list[str], size: int) -> None:
     shown, judged = few_photos.drawn(colour, few_photos.HELD_OUT["drawings"], count=20, seed=0)
     some = np.random.default_rng(0).permutation(len(black[1]))[: few_photos.JUDGED]
     recipe = train.recipe("linear-probe", layers=8, image_size=size)
-    model = train.run(recipe, model=real_weights.folder(), data={"train": shown}, progress=False).model
+    model = train.run(recipe, model=dinov2_photos.folder(), data={"train": shown}, progress=False).model
     pictures, labels = zip(judged, (black[0][some], black[1][some]), strict=True)
     sets = [model.preprocess(images) for images in pictures]
     images, expected = model.preprocess(shown[0][::12]), [model.predict(part, verbose=0) for part in sets]

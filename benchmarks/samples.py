@@ -19,12 +19,12 @@ from sklearn.linear_model import LogisticRegression
 from keras_vit import converters, export
 from keras_vit.model.vision_transformer import VisionTransformer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # its real_weights, not the benchmark
-import real_weights
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import dinov2_photos
 import test_samples
 
 SIZE = (112, 112)
-PHOTOS = [name for name in real_weights.PHOTOS if name not in ("camera.png", "coins.png", "grace_hopper.jpg")]
+PHOTOS = [name for name in dinov2_photos.PHOTOS if name not in ("camera.png", "coins.png", "grace_hopper.jpg")]
 KINDS = ("portrait", "landscape", "small")
 
 
@@ -33,7 +33,7 @@ def crops(count: int, seed: int, *, upper: bool) -> tuple[list[np.ndarray], np.n
     random, images = np.random.default_rng(seed), []
     classes = random.integers(0, 2 * len(PHOTOS), count)
     for number, photo_half in enumerate(classes):
-        photo = np.array(Image.open(real_weights._photo(PHOTOS[photo_half // 2])).convert("RGB"))
+        photo = np.array(Image.open(dinov2_photos._photo(PHOTOS[photo_half // 2])).convert("RGB"))
         photo = np.array_split(photo, 2, axis=1)[photo_half % 2]
         rows = round(0.6 * len(photo))
         photo = photo[:rows] if upper else photo[-rows:]
@@ -71,7 +71,7 @@ def main() -> None:
 
 def trained(family: str, *, num_classes: int) -> VisionTransformer:
     """Return the trained model with the preparation of a family."""
-    loaded = converters.load(real_weights.folder(), image_size=SIZE, num_classes=num_classes)
+    loaded = converters.load(dinov2_photos.folder(), image_size=SIZE, num_classes=num_classes)
     model = VisionTransformer(loaded.config.replace(preprocessing=test_samples.FAMILIES[family]))
     model.set_weights(loaded.get_weights())
     return model

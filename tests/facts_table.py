@@ -1,4 +1,4 @@
-"""Write the table of facts and formats into docs/load-and-convert.md, from the tables in converters/checkpoints.
+"""Write the table of facts that formats do not state into docs/load-and-convert.md, from converters/checkpoints.
 
 python tests/facts_table.py
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,20 @@ PAGE = Path(__file__).parent.parent / "docs" / "load-and-convert.md"
 START, END = "<!-- facts: written by tests/facts_table.py, checked by make test -->\n", "<!-- /facts -->"
 FIELDS = [field.name for field in dataclasses.fields(ViTConfig) if field.name != "preprocessing"]
 FIELDS += [f"preprocessing.{field.name}" for field in dataclasses.fields(Preprocessing)]
-# Rows of the page: what users call a fact, and its fields.
+# What users call a fact, and its fields.
 FACTS: dict[str, tuple[str, ...]] = {
     "heads": ("num_heads",),
     "activation": ("activation",),
     "epsilon": ("norm_epsilon",),
-    "grid of the positions, image size": ("image_size",),
+    "image size": ("image_size",),
     "positions of the class token": ("position_prefix",),
     "pooling": ("classifier",),
     "place of the last norm": ("final_norm",),
     "attention pooling": ("pool_heads", "pool_prefix"),
     "rotary positions": ("rotary_theta",),
-    "their other fields": ("rotary_grid", "rotary_interleaved", "rotary_offset", "rotary_axes"),
+    "other rotary fields": ("rotary_grid", "rotary_interleaved", "rotary_offset", "rotary_axes"),
     "activation of the pooler": ("representation_activation",),
-    "mean, std, crop, filter": tuple(f"preprocessing.{part}" for part in PREPARATION),
+    "mean, std, crop and filter": tuple(f"preprocessing.{part}" for part in PREPARATION),
     "labels": ("labels",),
 }
 
@@ -83,12 +84,24 @@ def rendered() -> str:
     rows: dict[tuple[str, ...], list[str]] = {}
     for name in formats():
         table = load_table(name)
-        beside = [table.json.file, *table.json.others] if table.json else ["-"]
-        cells = [", ".join(dict.fromkeys(cell(table, field) for field in fields)) for fields in FACTS.values()]
-        rows.setdefault((", ".join(beside), *cells), []).append(f"`{name}`")
-    lines = [["format", "file beside the weights", *FACTS], ["---"] * (len(FACTS) + 2)]
+        files = [table.json.file, *table.json.others] if table.json else ["-"]
+        cells = (", ".join(files), _facts(table, "asked"), _facts(table, "warned"))
+        rows.setdefault(cells, []).append(f"`{name}`")
+    lines = [["format", "file beside the weights", "asked for", "assumed with a warning"], ["---"] * 4]
     lines += [[", ".join(names), *cells] for cells, names in rows.items()]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _facts(table: Table, kind: str) -> str:
+    """Return the facts of a kind, "asked" or "warned", each with the models that it is for, if it is not for all."""
+    found = []
+    for fact, fields in FACTS.items():
+        kinds = [text for field in fields for text in re.split(", (?:else )?", cell(table, field))]
+        chosen = dict.fromkeys(text.removeprefix(kind) for text in kinds if text.split(" ")[0] == kind)
+        conditions = [text.removeprefix(" if ") for text in chosen if text]
+        if chosen:
+            found.append(fact if "" in chosen else f"{fact} ({'; '.join(conditions)})")
+    return ", ".join(found) or "-"
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "load-and-convert.md"
 START, END = "<!-- families: written by tests/family_table.py, checked by make test-full -->\n", "<!-- /families -->"
 # Formats that are only read, of which a model does not show whether it could be in such a file.
 READ_ONLY = {"DINOv3": {"meta_dinov3"}, "ViT": {"keras_hub"}}
-HEADER = ("family", "models", "read from", "written to", "trains", "exports", "visualizes")
+HEADER = ("family", "models", "read from", "written to")
 
 
 @functools.cache
@@ -102,11 +102,8 @@ def rows() -> dict[str, dict[str, Any]]:
             "models": str(sum(zoo.card(name).family == family for name in zoo.names())),
             "read from": read_from(family),
             "written to": written_to(family),
-            "trains": "yes",
-            "exports": "LiteRT, SavedModel",
-            "visualizes": "all" if all(config.has_attention for config in kinds) else "all but attention",
         }
-        for family, kinds in configs().items()
+        for family in configs()
     }
 
 
@@ -115,8 +112,7 @@ def rendered() -> str:
     lines = [HEADER, ["---"] * len(HEADER)]
     for family, cells in rows().items():
         texts = [cell if isinstance(cell, str) else ", ".join(f"`{name}`" for name in cell) for cell in cells.values()]
-        same = texts[1] == texts[2]
-        lines.append([family, texts[0], texts[1], "the same" if same else texts[2], *texts[3:]])
+        lines.append([family, *texts[:2], "the same" if texts[1] == texts[2] else texts[2]])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

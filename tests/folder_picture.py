@@ -10,8 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from package_source import MODULES, PACKAGE, imported_modules
-from test_structure import FLOORS
+from package_source import FLOORS, MODULES, PACKAGE, imported_modules
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "folders.svg"
 MAIN_COLUMN = 2

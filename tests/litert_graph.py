@@ -14,7 +14,8 @@ import pytest
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import FLOAT32, Operators, Storage
-from keras_vit.export.modes import Options
+from keras_vit.export.litert.plan import FilePlan
+from keras_vit.export.modes import Options, load_mode
 from tiny_models import tiny
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
@@ -22,11 +23,11 @@ interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 Layers = Callable[[Operators], tuple[Tensor, Tensor]]  # names of the input and the output
 
 
-def options(**changes: Any) -> Options:
-    """Options as `images.add_image_input` receives them: checked."""
-    checked = Options(**changes)
-    checked.check(tiny())
-    return checked
+def plan(**changes: Any) -> FilePlan:
+    """Plan of a file with checked options."""
+    options = Options(**changes)
+    options.check(tiny())
+    return options.plan(load_mode("none"))
 
 
 def written(layers: Layers, path: Path, storage: Storage = FLOAT32) -> Any:

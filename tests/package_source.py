@@ -19,6 +19,21 @@ STUBS = {
     if path.with_suffix(".pyi").exists()
 }
 
+# Each row is a floor, the lowest first: a module imports only from lower floors and from its own folder.
+FLOORS = (
+    {"errors"},
+    {"_util"},
+    {"digits", "position"},
+    {"model"},
+    {"converters", "export", "visualize"},
+    {"dense", "text"},
+    {"zoo"},
+    {"batch", "train"},
+    {"__init__"},  # the public names; higher floors use the package like its users
+    {"cli"},
+    {"__main__"},
+)
+
 
 def nodes(tree: ast.AST, *, at_import: bool = False) -> Iterator[ast.AST]:
     """Yield the nodes of a module: all, those for type checkers too, or only those that run when it is imported."""

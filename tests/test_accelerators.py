@@ -14,7 +14,7 @@ from keras_vit.export import accelerators, samples
 from keras_vit.export.accelerators import Accelerated, CompiledRun, run_compiled
 from keras_vit.export.exported import load_exported
 from outlier_models import images, score, standardise
-from test_text import EXPORTED, small_encoder
+from text_cases import EXPORTED, small_encoder
 from tiny_models import FAMILIES, OTHERS, built, tiny
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")

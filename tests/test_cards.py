@@ -16,7 +16,7 @@ from keras_vit.model.cost import count
 from keras_vit.train import recipe
 from keras_vit.zoo import cards, catalogue
 from keras_vit.zoo.cards import Family, Weights, read_family
-from test_parameter_counts import OFFICIAL
+from official_counts import OFFICIAL
 
 FAMILIES = sorted(files.data_folder("zoo").glob("*.toml"))
 EVERY_FILE = [weights for path in FAMILIES for weights in read_family(path).weights]

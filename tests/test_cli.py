@@ -24,8 +24,8 @@ from keras_vit._util.progress import timed
 from keras_vit.batch.folder import open_folder
 from keras_vit.cli import demo, show
 from keras_vit.zoo import cards, catalogue, pretrained
+from official_counts import OFFICIAL
 from package_source import ROOT, TREES
-from test_parameter_counts import OFFICIAL
 
 GROUP: Any = typer.main.get_command(cli.app)
 COMMANDS = sorted(GROUP.commands)

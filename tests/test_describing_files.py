@@ -343,7 +343,9 @@ def test_a_folder_of_transformers_for_tensorflow_leads_to_the_page_that_converts
     describe(tmp_path, "config.json", model_type="vit")
     with h5py.File(tmp_path / "tf_model.h5", "w") as file:
         file["vit/vit/embeddings/cls_token:0"] = np.zeros((1, 1, 8))
-    with pytest.raises(CheckpointError, match=r"tf_model\.h5: its tensors are those of .* Keras 2 .*migrate\.md"):
+    with pytest.raises(
+        CheckpointError, match=r"tf_model\.h5: its tensors are those of .* Keras 2 .*load-and-convert\.md"
+    ):
         converters.load(tmp_path)
-    page = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text(encoding="utf-8")
-    assert "## From Hugging Face's TFViT" in page
+    page = (Path(__file__).parents[1] / "docs" / "load-and-convert.md").read_text(encoding="utf-8")
+    assert "### From Hugging Face's TFViT" in page

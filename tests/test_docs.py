@@ -26,8 +26,7 @@ from keras_vit.train.objective import supervised
 from keras_vit.train.prepare import adapt_model
 from keras_vit.train.step import TrainState, make_train_step
 from marks import full_except
-from package_source import PACKAGE
-from test_structure import FLOORS
+from package_source import FLOORS, PACKAGE
 from tiny_models import built
 
 ROOT = doc_blocks.ROOT
@@ -38,14 +37,14 @@ TPU = ROOT / "examples" / "tpu"
 WITH_COMMANDS = [*doc_blocks.PAGES, ROOT / "README.md", TPU / "README.md"]
 WITH_LINKS = [*WITH_COMMANDS, *(ROOT / name / "README.md" for name in ("zoo", "converters", "benchmarks"))]
 PYTHON = [name for name in sorted(PAGES) if doc_blocks.script(PAGES[name]).strip()]
-QUICK = ["add-a-model-or-format", "many-gpus-and-tpu-pods", "migrate"]
+QUICK = ["add-a-model-or-format", "many-gpus-and-tpu-pods"]
 
 
 @pytest.mark.parametrize("page", full_except(QUICK, PYTHON))
 def test_the_python_of_a_page_runs_from_top_to_bottom(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of several-labels: more epochs and pictures run no other code.
+    # Of folder-of-photos: more epochs and pictures run no other code.
     text = PAGES[page].replace("epochs=5", "epochs=1").replace("size=(len(images), 2)", "size=(len(images) // 3, 2)")
     doc_blocks.run(text, tmp_path, monkeypatch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize(("device", "given"), CHOICES)
-def test_a_device_chooses_mode_and_patches_or_refuses_what_it_cannot_run(device: str | None, given: str) -> None:
+def test_a_device_chooses_mode_and_patches_or_refuses_what_it_cannot_run(device: Any, given: str) -> None:
     options, expected = Options(device=device, quantize=given or None), CHOICES[device, given]
     mode = load_mode(options.mode_name)
     problems, line = list(options.device_problems(mode)), options.device_line(mode)

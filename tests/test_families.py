@@ -506,7 +506,7 @@ def test_what_timm_has_no_argument_for_is_not_written(tmp_path: Path) -> None:
         ("Perception Encoder", "timm", {"pool_prefix": False}, "pool_prefix=False"),
         ("Perception Encoder", "timm", {"rotary_grid": None}, "rotary_grid=None"),
         ("Perception Encoder", "timm", {"gated_mlp": True, "activation": "silu", "pool_mlp_dim": None}, "rotary_theta"),
-        ("Perception Encoder", "timm_rope", {}, "are recognised by"),
+        ("Perception Encoder", "timm_rope", {}, "would not be recognised as"),
         ("Perception Encoder", "big_vision", {"pre_norm": False, "patch_bias": True}, "rotary_theta"),
         ("RoPE-ViT", "timm_rope", {"gated_mlp": True, "activation": "silu"}, "gated_mlp=True"),
         ("learned rotary positions", "timm_rope", {"rotary_offset": 1.0}, "rotary_offset=1.0"),

@@ -144,7 +144,9 @@ def test_an_unknown_file_is_described(tmp_path: Path) -> None:
 
 # Names of timm's and transformers' files.
 OTHER_FAMILIES = {
-    r"Keras 2 saved, .*tf_model.h5 .*docs/migrate.md, From Hugging Face's TFViT": ["vit/vit/embeddings/cls_token:0"],
+    r"Keras 2 saved, .*tf_model.h5 .*docs/load-and-convert.md, From Hugging Face's TFViT": [
+        "vit/vit/embeddings/cls_token:0"
+    ],
     "PathoDuet": ["blocks.0.attn.qkv.weight", "cls_token", "patch_embed.proj.weight", "pretext_token"],
     "Swin": ["layers.0.blocks.1.attn.relative_position_bias_table", "layers.0.downsample.reduction.weight"],
     "Swin Transformer": ["swinv2.encoder.layers.0.blocks.0.attention.self.continuous_position_bias_mlp.0.weight"],

@@ -101,20 +101,3 @@ def test_what_has_no_probe_is_refused() -> None:
         ({"head_start": "zeros"}, "The head begins with zeros and is not trained"),  # freeze has it
     ]
     assert not unrefused(run, cases)
-
-
-@pytest.mark.full
-def test_runs_with_several_values_begin_with_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing: list[int] = []
-    compute = Probe.compute
-
-    def count(self: Probe, *arguments: Any, **options: Any) -> Any:
-        missing.append(self.total - int(self.variables["done"].numpy()))
-        return compute(self, *arguments, **options)
-
-    monkeypatch.setattr(Probe, "compute", count)
-    recipe = train.recipe("finetune-photos", **FIELDS | {"steps": 1})
-    model, rates = built(image_size=16), {"learning_rate": [1e-5, 1e-3]}
-    tried = train.try_values(recipe, rates, model=model, data=arrays(), out=tmp_path)
-    assert missing == [60, 40, 0, 40] and len(tried.finished) == 2
-    assert not list(tmp_path.glob("learning_rate*/probe")) and (tmp_path / "probe" / "model.keras").exists()

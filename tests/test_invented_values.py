@@ -19,7 +19,7 @@ from keras_vit.export.litert import head, writer
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.images import add_image_input
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.modes import Options
+from keras_vit.export.litert.plan import FilePlan
 from keras_vit.model import cost
 from keras_vit.model.config import ViTConfig
 from model_weights import assert_same_bits, values
@@ -75,7 +75,7 @@ def squared_relu(x: Any) -> Any:
 def test_files_of_pixels_refuse_it(name: str) -> None:
     config = ViTConfig(**TINY)
     object.__setattr__(config.preprocessing, name, INVENTED)
-    options = Options(input_dtype="uint8", source_size=48, resize="exact")
+    options = FilePlan(input_dtype="uint8", source_size=(48, 48), resize="exact")
     with pytest.raises(ValueError, match=INVENTED):
         add_image_input(Operators(Builder()), config, options)
 

@@ -16,8 +16,8 @@ from keras_vit.export.litert import builder as building
 from keras_vit.export.litert.builder import ALIGNMENT, Builder, Tensor, schema
 from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import FLOAT16, FLOAT32, INT8, Operators
+from keras_vit.export.litert.plan import FilePlan
 from keras_vit.export.litert.stem import group_norm
-from keras_vit.export.modes import Options
 from keras_vit.model import layers as vit
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.layers.resnet import GroupNormalization
@@ -87,7 +87,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:keras_vit.*no multiple")
 
 def written(model: VisionTransformer, folder: Path, **options: Any) -> Any:
     """Return the interpreter of a model's file."""
-    build_file(model, Options(**options)).write(folder / "model.tflite")
+    build_file(model, FilePlan(**options)).write(folder / "model.tflite")
     return interpreter.Interpreter(str(folder / "model.tflite"), num_threads=1)
 
 
@@ -152,7 +152,7 @@ def test_every_tensor_has_a_name_of_its_own() -> None:
     for kind in ("pure", "hybrid", "map", "relative positions", "rotary", "mixer", "BiT"):
         model = built(**KINDS[kind])
         has_attention = bool(model.config.class_token) and model.config.has_attention
-        names = [row.name for row in build_file(model, Options(**options, attention=has_attention))._tensors]
+        names = [row.name for row in build_file(model, FilePlan(**options, attention=has_attention))._tensors]
         assert {name for name in names if names.count(name) > 1} == set(), kind
 
 
@@ -255,14 +255,14 @@ def test_only_the_tokens_that_are_read_leave_the_last_block(tmp_path: Path) -> N
 def test_patches_are_rows_of_a_dense_layer_where_they_are_square_and_cover_the_image(
     changes: dict[str, Any], kind: str
 ) -> None:
-    graph = build_file(built(**changes), Options())
+    graph = build_file(built(**changes), FilePlan())
     [operator] = [row for row in graph._operators if graph._tensors[row.outputs[0]].name == b"embedding"]
     assert [code for code, _ in graph._opcodes][operator.opcodeIndex] == kind
 
 
 def test_no_padding_is_next_to_a_max_pool() -> None:
     # LiteRT's GPU would merge them, and pad with the lowest value instead of zeros.
-    graph = build_file(built(**OTHERS["BiT"]), Options())
+    graph = build_file(built(**OTHERS["BiT"]), FilePlan())
     codes = [code for code, _ in graph._opcodes]
     made_by = {output: codes[row.opcodeIndex] for row in graph._operators for output in row.outputs}
     [pool] = [row for row in graph._operators if codes[row.opcodeIndex] == "MAX_POOL_2D"]
@@ -273,7 +273,7 @@ def test_no_padding_is_next_to_a_max_pool() -> None:
     ("kind", "name"), [("shared positions", "embedding"), ("shared relative positions", "table_17")]
 )
 def test_what_blocks_share_is_kept_once(kind: str, name: str) -> None:
-    graph = build_file(built(**VARIANTS[kind], num_layers=3), Options())
+    graph = build_file(built(**VARIANTS[kind], num_layers=3), FilePlan())
     names = [row.name.decode() for row in graph._tensors]
     assert names.count(f"position/{name}") == 1
 
@@ -287,7 +287,7 @@ def test_factors_of_another_width_or_name_are_refused() -> None:
     ]
     for options, message in wrong:
         with pytest.raises(ValueError, match=message):
-            build_file(model, Options(**options))
+            build_file(model, FilePlan(**options))
 
 
 def test_a_norm_may_read_a_norm(tmp_path: Path) -> None:

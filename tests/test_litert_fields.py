@@ -19,8 +19,8 @@ from keras_vit.export.litert import head, writer
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.images import add_image_input
 from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.plan import FilePlan
 from keras_vit.export.litert.writer import HONOURED
-from keras_vit.export.modes import Options
 from keras_vit.model import layers as vit
 from keras_vit.model.config import BlockConfig, Preprocessing, ViTConfig
 from keras_vit.model.layers.position_variants import Rotary
@@ -133,9 +133,9 @@ def test_a_new_field_of_the_preprocessing_is_refused_for_files_of_pixels(monkeyp
 
     monkeypatch.setitem(HONOURED, Gamma, HONOURED[Preprocessing])
     config = ViTConfig(**TINY, preprocessing=Gamma(gamma=2.2))
-    add_image_input(Operators(Builder()), config, Options())
+    add_image_input(Operators(Builder()), config, FilePlan())
     with pytest.raises(ValueError, match="Preprocessing: {'gamma': 2.2}"):
-        add_image_input(Operators(Builder()), config, Options(input_dtype="uint8"))
+        add_image_input(Operators(Builder()), config, FilePlan(input_dtype="uint8"))
 
 
 # ---- models without writers

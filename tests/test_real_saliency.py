@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-import real_weights
+import dinov2_photos
 from keras_vit import export
 from keras_vit.dense import PatchMap, ResizeBilinear
 
@@ -24,11 +24,11 @@ MAP = "output_importance"
 def graph() -> Any:
     """Return the package's graph, with its decoder's map as the output."""
     try:
-        model = onnx.load(real_weights.folder() / "tokens.onnx")
-    except real_weights.UnavailableError as error:
+        model = onnx.load(dinov2_photos.folder() / "tokens.onnx")
+    except dinov2_photos.UnavailableError as error:
         pytest.skip(str(error))
     del model.graph.output[:]
-    shape = ["batch", 1, real_weights.SIZE, real_weights.SIZE]
+    shape = ["batch", 1, dinov2_photos.SIZE, dinov2_photos.SIZE]
     model.graph.output.append(onnx.helper.make_tensor_value_info(MAP, onnx.TensorProto.FLOAT, shape))
     return model
 
@@ -37,7 +37,7 @@ def graph() -> Any:
 def model(graph: Any) -> keras.Model:
     """Return the saliency model: three transposed convolutions on the patches of a DINOv2-S/14."""
     weights = {one.name: onnx.numpy_helper.to_array(one) for one in graph.graph.initializer}
-    backbone = real_weights.load()
+    backbone = dinov2_photos.load()
     config = backbone.config
     x = PatchMap(config.grid, prefix_tokens=config.num_prefix_tokens)(backbone.get_layer("encoder_norm").output)
     layers = {}
@@ -57,7 +57,7 @@ def model(graph: Any) -> keras.Model:
 
 @pytest.fixture(scope="module")
 def photos() -> np.ndarray:
-    return real_weights.prepared(real_weights.crops(8, seed=7))
+    return dinov2_photos.prepared(dinov2_photos.crops(8, seed=7))
 
 
 def test_its_map_is_onnx_runtimes(graph: Any, model: keras.Model, photos: np.ndarray) -> None:

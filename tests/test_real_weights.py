@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import real_weights
+import dinov2_photos
 from keras_vit import VisionTransformer, export
 from outlier_models import score
 
@@ -32,19 +32,19 @@ LEAST: dict[tuple[str, bool], float] = {
 @pytest.fixture(scope="module")
 def folder() -> Path:
     try:
-        return real_weights.folder()
-    except real_weights.UnavailableError as error:
+        return dinov2_photos.folder()
+    except dinov2_photos.UnavailableError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> VisionTransformer:
-    return real_weights.load()
+    return dinov2_photos.load()
 
 
 @pytest.fixture(scope="module")
 def sets() -> list[np.ndarray]:
-    return [real_weights.prepared(real_weights.crops(COUNT, seed)) for seed in SEEDS]
+    return [dinov2_photos.prepared(dinov2_photos.crops(COUNT, seed)) for seed in SEEDS]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_positions_of_518_pixels_are_the_files(folder: Path) -> None:
     from safetensors.numpy import load_file
 
     stored = load_file(folder / "model.safetensors")["embeddings.position_embeddings"]
-    model = real_weights.load(518)
+    model = dinov2_photos.load(518)
     positions = np.array(model.get_layer("position").embedding)
     np.testing.assert_array_equal(positions[..., -stored.shape[1] :, :].reshape(stored.shape), stored)
 
@@ -84,7 +84,7 @@ def test_a_mode_keeps_the_differences_of_photos(
     path = tmp_path / "out.tflite"
     given: dict[str, Any] = {"verify": sets[0]}
     if calibrated:
-        given["calibration"] = real_weights.prepared(real_weights.crops(32, 0, calibration=True))
+        given["calibration"] = dinov2_photos.prepared(dinov2_photos.crops(32, 0, calibration=True))
     export.tflite(model, path, quantize=mode, **given)
     run = export.runner(path)
     for images, features in zip(sets, expected, strict=True):
@@ -96,9 +96,9 @@ def test_a_mode_keeps_the_differences_of_photos(
 def test_a_head_of_four_classes_is_accepted_and_keeps_its_classes(
     folder: Path, tmp_path: Path, mode: str, size: int
 ) -> None:
-    model = real_weights.with_head(size)
-    images, classes = real_weights.labelled_crops(COUNT, SEEDS[0], size=size)
-    calibration, _ = real_weights.labelled_crops(60, 100, calibration=True, size=size)
+    model = dinov2_photos.with_head(size)
+    images, classes = dinov2_photos.labelled_crops(COUNT, SEEDS[0], size=size)
+    calibration, _ = dinov2_photos.labelled_crops(60, 100, calibration=True, size=size)
     path = tmp_path / "out.tflite"
     report = export.tflite(model, path, quantize=mode, calibration=calibration, verify=images)
     assert report.agreement >= 0.9
@@ -110,7 +110,7 @@ def test_a_head_of_four_classes_is_accepted_and_keeps_its_classes(
 def test_a_refusal_names_layers_and_a_mode_that_passes(
     model: VisionTransformer, tmp_path: Path, sets: list[np.ndarray]
 ) -> None:
-    calibration = real_weights.prepared(real_weights.crops(4, 0, calibration=True))
+    calibration = dinov2_photos.prepared(dinov2_photos.crops(4, 0, calibration=True))
     options: dict[str, Any] = {"calibration": calibration, "verify": sets[0], "least_cosine": 0.998}
     with pytest.raises(export.VerificationError) as caught:
         export.tflite(model, tmp_path / "out.tflite", quantize="int4", **options)

@@ -7,22 +7,8 @@ import collections
 import graphlib
 import importlib
 
-from package_source import MODULES, PACKAGE, STUBS, TREES, imported_modules, imported_packages, imports
+from package_source import FLOORS, MODULES, PACKAGE, STUBS, TREES, imported_modules, imported_packages, imports
 
-# Each row is a floor, the lowest first: a module imports only from lower floors and from its own folder.
-FLOORS = (
-    {"errors"},
-    {"_util"},
-    {"digits", "position"},
-    {"model"},
-    {"converters", "export", "visualize"},
-    {"dense", "text"},
-    {"zoo"},
-    {"batch", "train"},
-    {"__init__"},  # the public names; higher floors use the package like its users
-    {"cli"},
-    {"__main__"},
-)
 MOST_AT_THE_TOP = 5  # modules
 DEEPEST = 2  # levels of folders below the package
 SMALLEST_PACKAGE = 4  # modules and packages inside, with __init__
@@ -59,6 +45,18 @@ def test_layers_know_no_back_end() -> None:
     layers = [module for module in MODULES if module.startswith("model.layers")]
     found = {module: imported_packages(module) & {"jax", "tensorflow", "torch"} for module in layers}
     assert layers and not {module: packages for module, packages in found.items() if packages}
+
+
+def test_a_module_and_an_inner_folder_do_not_import_each_other() -> None:
+    both = [
+        f"{module} and {other}"
+        for module in MODULES
+        for other in imported_modules(module)
+        for inner in [module.rpartition(".")[0]]
+        if inner.rpartition(".")[0] == other.rpartition(".")[0] != ""
+        and any(name.rpartition(".")[0] == inner for name in imported_modules(other))
+    ]
+    assert not both
 
 
 def test_every_module_says_what_it_is() -> None:

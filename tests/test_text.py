@@ -22,7 +22,7 @@ from keras_vit.errors import CheckpointError
 from keras_vit.export.exported import load_exported
 from marks import full_except
 from reference_cases import arrays, distance
-from text_cases import CASES, FOLDER, OUTPUTS, STRINGS, TOKENIZERS, TOWERS, small_encoder
+from text_cases import CASES, EXPORTED, FOLDER, OUTPUTS, SIGLIP, STRINGS, TOKENIZERS, TOWERS, small_encoder
 
 QUICK = ("hf_clip_new_eos", "hf_siglip_text", "openclip_custom", "bv_siglip2")
 
@@ -229,15 +229,6 @@ def test_a_missing_and_a_foreign_tensor_are_both_named(tmp_path: Path) -> None:
 
 
 # LiteRT files
-
-SIGLIP = {"causal": False, "pooling": "last", "projection_bias": True, "activation": "gelu_tanh", "norm_epsilon": 1e-6}
-EXPORTED = {
-    "largest id": ("tok_clip", {}),
-    "end token": ("tok_clip", {"end_token": 789, "activation": "gelu_erf", "layer_scale": 0.5}),
-    "siglip": ("tok_siglip", SIGLIP),
-    "siglip 2": ("tok_siglip2", SIGLIP | {"projection_size": 0, "projection_bias": False}),
-    "first token": ("tok_clip", {"pooling": "first"}),
-}
 
 
 @pytest.mark.parametrize("name", full_except(["end token", "siglip"], EXPORTED))

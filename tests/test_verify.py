@@ -25,7 +25,8 @@ from keras_vit.export import exported, samples, verification
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import STORAGES, Operators
-from keras_vit.export.modes import Options, load_mode
+from keras_vit.export.litert.plan import FilePlan
+from keras_vit.export.modes import load_mode
 from keras_vit.export.report import measure_resources
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
@@ -478,7 +479,7 @@ def test_labels_are_numbers_or_names_of_the_models_classes(tmp_path: Path) -> No
 )
 def test_a_file_without_an_mlp_is_refused_with_and_without_its_mode(seed: int, mode: str, tmp_path: Path) -> None:
     shown = np.random.default_rng(seed + 100).uniform(-1, 1, (20, 32, 32, 3)).astype(np.float32)
-    path, options = tmp_path / "file.tflite", Options(storage=STORAGES[WRITTEN[mode]])
+    path, plan = tmp_path / "file.tflite", FilePlan(storage=STORAGES[WRITTEN[mode]])
     # With random weights, and with weights that keep the variance of activations.
     models = [randomised(VisionTransformer(tiny()), seed)]
     models.append(standardise(VisionTransformer(tiny()), np.random.default_rng(seed)))
@@ -487,11 +488,11 @@ def test_a_file_without_an_mlp_is_refused_with_and_without_its_mode(seed: int, m
         other.set_weights(model.get_weights())
         for weight in other.get_layer("block_1").mlp.weights:
             weight.assign(np.zeros(weight.shape))
-        build_file(other, options).write(path)
+        build_file(other, plan).write(path)
         for given in (mode, None):
             with pytest.raises(export.VerificationError, match="differs from the model"):
                 export.verify(model, path, shown, mode=given)
-        build_file(model, options).write(path)
+        build_file(model, plan).write(path)
         assert export.verify(model, path, shown).mode == mode
 
 

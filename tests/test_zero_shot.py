@@ -21,7 +21,7 @@ from family_table import formats_of
 from keras_vit import ViTConfig, converters, digits, export, text, train, zoo
 from keras_vit.errors import CheckpointError
 from keras_vit.export.litert.head import build_file
-from keras_vit.export.modes import Options
+from keras_vit.export.litert.plan import FilePlan
 from keras_vit.export.server import model_function
 from keras_vit.model.layers import L2Normalization
 from keras_vit.model.task import Classification
@@ -98,7 +98,7 @@ def test_every_kind_of_encoder_classifies_and_is_written_as_one_file(kind: str, 
         assert distance(made(images), want) < 2e-6
         served = model_function(made)(images)
         assert distance(served.get("logits", served["features"]), want) < 2e-6
-        build_file(made, Options(batch=3)).write(tmp_path / "m.tflite")
+        build_file(made, FilePlan(batch=3)).write(tmp_path / "m.tflite")
         assert distance(export.runner(tmp_path / "m.tflite")(images), want) < 3e-6
     assert model.config.labels == ("cat", "dog", "eel")
     assert ViTConfig(**model.config.to_dict()) == model.config

@@ -18,6 +18,15 @@ TOWERS = [name for name, case in CASES.items() if "tolerance" in case]
 TOKENIZERS = ["tok_clip", "tok_siglip", "tok_siglip2"]
 STRINGS: list[str] = json.loads((FOLDER / "strings.json").read_text(encoding="utf-8"))
 OUTPUTS = ("text/text_features", "text/text_embeds", "text/pooler_output")  # the first that a case has
+# Tokenizer and config of each kind of encoder that is exported.
+SIGLIP = {"causal": False, "pooling": "last", "projection_bias": True, "activation": "gelu_tanh", "norm_epsilon": 1e-6}
+EXPORTED = {
+    "largest id": ("tok_clip", {}),
+    "end token": ("tok_clip", {"end_token": 789, "activation": "gelu_erf", "layer_scale": 0.5}),
+    "siglip": ("tok_siglip", SIGLIP),
+    "siglip 2": ("tok_siglip2", SIGLIP | {"projection_size": 0, "projection_bias": False}),
+    "first token": ("tok_clip", {"pooling": "first"}),
+}
 
 
 def small_encoder(tokenizer: str = "tok_clip", **changes: Any) -> TextEncoder:

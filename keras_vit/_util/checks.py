@@ -163,7 +163,7 @@ def table_problems(table: Any, cls: Any, where: str, *, given: Collection[str] =
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """Base of frozen dataclasses that convert and check their values, and raise one ValueError that names all wrong."""
+    """Base of frozen dataclasses that convert and check their values: one ValueError reports every invalid field."""
 
     def __post_init__(self) -> None:
         cls: Any = type(self)  # Any: mypy takes no dataclass for hashable

@@ -18,7 +18,7 @@ GRAPH_NAMES = re.compile(
     r"|Graph execution error:\s+(?:Detected at .*\n(?:\s*(?:File .*)?\n)*)?"
 )
 
-# Arguments and functions of Keras, timm and transformers -> what does the same here; docs/migrate.md has more.
+# Arguments and functions of Keras, timm and transformers -> what does the same here; docs/load-and-convert.md has more.
 OTHER_WORDS = {
     "pretrained": "weights='default', or weights=None for random ones",
     "checkpoint_path": "weights",
@@ -56,7 +56,7 @@ OTHER_WORDS = {
 
 
 def in_our_words(names: Iterable[str]) -> str:
-    """Say what words of other libraries are here: "num_labels is here num_classes"; "" if none is known."""
+    """Translate names of other libraries' arguments: "num_labels is here num_classes"; "" if none is known."""
     return "; ".join(f"{name} is here {OTHER_WORDS[name]}" for name in names if name in OTHER_WORDS)
 
 

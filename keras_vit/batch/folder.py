@@ -64,7 +64,7 @@ class Folder:
         return hash_files(self.names(number), Path(self.record["working_folder"]))
 
     def stale(self, first: int = 0, step: int = 1) -> list[int]:
-        """List by number the finished files, from `first` each `step`-th, with an image that is not as it was."""
+        """List the numbers of finished files whose images have changed, from `first` each `step`-th."""
         numbers = (number for number in range(first, self.record["files"], step) if self.file(number).exists())
         known = ((number, pq.read_schema(self.file(number)).metadata[INPUTS]) for number in numbers)
         return [number for number, then in known if then != self.hash_inputs(number).encode()]

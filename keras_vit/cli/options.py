@@ -312,14 +312,14 @@ def find_model(
     Arguments and errors are those of `resolve`, and of `zoo.load` or, for a file, `converters.load`. `needs_classes`
     raises a ValueError for a model without a head for classes, where the card says so before any download.
     """
-    from keras_vit.zoo.pretrained import load_any, read_config, read_maps_config, resolve
+    from keras_vit.zoo.pretrained import load_any, open_model, resolve
 
     changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
     resolved = replace(resolve(model, weights, default=default), accept_license=accept_license)
     if needs_classes and resolved.published is not None and resolved.published.num_classes == 0:
         raise _no_classes(model)
-    config = read_config(resolved, changes, **file_facts)
-    has_maps = read_maps_config(resolved) is not None
+    with open_model(resolved, changes, **file_facts) as opened:
+        config, has_maps = opened.config, opened.has_maps
     if needs_classes and not has_maps and (not config.num_classes or config.projection_head):
         raise _no_classes(model)
     load = functools.partial(load_any, resolved, changes, **file_facts)

@@ -211,7 +211,6 @@ def plan(
     train_only: Annotated[
         list[str] | None, Option(help="norms, biases, lora or a pattern of paths: trained beside the head. Repeatable.")
     ] = None,
-    peak_tflops: Annotated[float | None, Option(help="Peak of one device: adds an estimate of the time.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Estimate memory and arithmetic of training before anything is built."""
@@ -229,6 +228,5 @@ def plan(
             remat=remat,
             ema=ema,
             train_only=train_only or (),
-            peak_tflops=peak_tflops,
         )
     options.print_result(dataclasses.replace(planned, name=found.resolved.name or Path(model).name), as_json)

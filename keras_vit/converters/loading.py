@@ -87,18 +87,24 @@ def load(
     file = find_weights(path)
     if is_keras_file(file):
         check_keras_facts(config=config, format=format, which=which)
-        return _load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        return load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
     with open_checkpoint(
         file, facts=to_facts(config), format=format, which=which, wanted_size=image_size
     ) as checkpoint:
-        if checkpoint.image_size is not None:
-            changes = {"image_size": checkpoint.image_size, **changes}
-        model = build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        if image_size is None:
-            _report_size(checkpoint)
-        for text in checkpoint.told:
-            warn(text)
-        return model
+        return load_opened(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+
+
+def load_opened(
+    checkpoint: Checkpoint, changes: Mapping[str, Any], *, dtype: Any = None, allow_nonfinite: bool = False
+) -> VisionTransformer:
+    """Load an open checkpoint as `load` does, and warn of all that the file does not say."""
+    stated = {} if checkpoint.image_size is None else {"image_size": checkpoint.image_size}
+    model = build(checkpoint, {**stated, **changes}, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    if "image_size" not in changes:
+        _report_size(checkpoint)
+    for text in checkpoint.told:
+        warn(text)
+    return model
 
 
 _TOLD: set[Path] = set()  # files whose size is reported
@@ -157,11 +163,8 @@ def variables_by_path(model: Any) -> dict[str, Any]:
     """Collect the variables of a model that a checkpoint holds, by path in the model: "block_0/norm1/gamma"."""
     variables = {}
     for layer in model.layers:
-        for variable in layer.weights:
-            # The state of dropout's random numbers is a variable, but not a weight of a checkpoint.
-            if not variable.path.endswith("seed_generator_state"):
-                start = variable.path.rindex(f"{layer.name}/")
-                variables[variable.path[start:]] = variable
+        for variable in layer.weights:  # without the state of dropout's random numbers
+            variables[variable.path[variable.path.rindex(f"{layer.name}/") :]] = variable
     return variables
 
 
@@ -196,7 +199,7 @@ def _problem(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
         expected = table.tensor_of(path, checkpoint.config.to_dict())
         tensor = expected.tensor if expected else path
         similar = nearest(tensor, match.unknown, cutoff=0.5)
-        hint = f" (the nearest is {similar[0]})" if similar else ""
+        hint = f" (the nearest is {similar[0]})" if similar and similar[0] != tensor else ""
         return f"no tensor for {path} {shape}, such as {tensor}{hint}"
     header = checkpoint.container.headers[source.tensor]
     if not _fits(header.shape, source, table.layout, shape):
@@ -243,7 +246,7 @@ def assign_tensors(
     positions = checkpoint.tensors.sources.get(POSITION)
     for path, variable in variables.items():
         source = checkpoint.tensors.sources.get(path)
-        if source is None:  # zero without a tensor, as `check` found
+        if source is None:  # zero without a tensor, as `check_tensors` found
             variable.assign(np.zeros(variable.shape))
             continue
         shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
@@ -310,7 +313,9 @@ def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTCo
 # ---- models saved as .keras
 
 
-def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_nonfinite: bool) -> VisionTransformer:
+def load_keras(
+    path: Path, changes: Mapping[str, Any], *, dtype: Any = None, allow_nonfinite: bool = False
+) -> VisionTransformer:
     """Load a model saved as .keras, with some fields of its config changed."""
     with open_keras(path, "VisionTransformer") as (arguments, weights):
         check_size(weights, ViTConfig(**arguments["config"]))

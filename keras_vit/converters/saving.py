@@ -279,8 +279,8 @@ def _check_read_back(config: ViTConfig, shapes: Shapes, sources: Mapping[str, So
     places = table.find_places(written)
     if not places:
         raise CheckpointError(
-            f"Files in {table.format} format are recognised by {list(table.detect)} without any of "
-            f"{list(table.detect_absent)}. The model's file would not be"
+            f"A file of this model would not be recognised as {table.format}: such files have {list(table.detect)} and "
+            f"none of {list(table.detect_absent)}"
         )
     read = table.match(headers, places[0])
     wrong = [

@@ -206,7 +206,7 @@ class Table:
 
     format: str
     container: str  # of its files: "npz", "safetensors" or "h5"
-    layout: str  # "keras" or "torch", see layout.py
+    layout: str  # "keras" or "torch": the order of the axes of kernels, see `Row.torch_axes`
     rows: tuple[Row, ...]
     detect: tuple[str, ...] = ()  # tensors that its files have; of "a | b" one is enough
     detect_absent: tuple[str, ...] = ()  # tensors that its files do not have

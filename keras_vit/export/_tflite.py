@@ -5,12 +5,12 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import keras
 import numpy as np
 
-from keras_vit._util.checks import as_path, option_names
+from keras_vit._util.checks import as_path
 from keras_vit._util.files import check_results, record_results, temporary_path
 from keras_vit.errors import VerificationError
 from keras_vit.export import samples
@@ -21,8 +21,9 @@ from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import FLOAT32, Operators
+from keras_vit.export.litert.plan import FilePlan, Patches, image_config
 from keras_vit.export.litert.writer import CONVERT
-from keras_vit.export.modes import Mode, Options, image_config, load_mode
+from keras_vit.export.modes import DeviceName, Mode, Options, load_mode
 from keras_vit.export.outliers import DEFAULT_SAMPLES, find_outliers
 from keras_vit.export.quantize import Tokens, check_names, round_dense, rounding_lines
 from keras_vit.export.quantize import quantize as quantize_file
@@ -45,18 +46,18 @@ def tflite(
     path: str | os.PathLike[str],
     *,
     quantize: str | None = None,
-    device: str | None = None,
+    device: DeviceName | None = None,
     calibration: Any = None,
     verify: Any = None,
     batch: int | None = 1,
     image_size: int | tuple[int, int] | None = None,
     patch_size: int | tuple[int, int] | None = None,
-    input_dtype: str = "float32",
+    input_dtype: Literal["float32", "uint8"] = "float32",
     source_size: int | tuple[int, int] | None = None,
-    resize: str = "exact",
-    output: str = "logits",
+    resize: Literal["exact", "builtin"] = "exact",
+    output: Literal["logits", "probabilities", "classes"] = "logits",
     attention: bool = False,
-    patches: str | None = None,
+    patches: Patches | None = None,
     labels: str | Sequence[str] | None = None,
     least_cosine: float | None = None,
     least_agreement: float | None = None,
@@ -117,8 +118,23 @@ def tflite(
         >>> report.mode, report.agreement
         ('dynamic', 1.0)
     """
-    arguments = locals()
-    options = Options(**{name: arguments[name] for name in option_names(Options)})
+    options = Options(
+        quantize=quantize,
+        device=device,
+        batch=batch,
+        image_size=image_size,
+        patch_size=patch_size,
+        input_dtype=input_dtype,
+        source_size=source_size,
+        resize=resize,
+        output=output,
+        attention=attention,
+        patches=patches,
+        labels=labels,
+        least_cosine=least_cosine,
+        least_agreement=least_agreement,
+        threads=threads,
+    )
     return _export(
         model, Path(as_path(path, "path")), options, calibration=calibration, images=verify, progress=progress
     )
@@ -129,20 +145,20 @@ def _export(
 ) -> Report:
     """Write the file and verify it on images; see `tflite`."""
     check_results([path])
-    mode, options = _check_options(options, model, has_calibration=calibration is not None)
+    mode, plan = _check_options(options, model, has_calibration=calibration is not None)
     if options.sizes:
         model = model.resized(**options.sizes)
     images, labels = samples.labelled_images(model, images)
     calibration, _ = samples.labelled_images(model, calibration)
-    measured, calibrating, compared = _choose_images(model, options, mode, calibration, images)
+    measured, calibrating, compared = _choose_images(model, plan, mode, calibration, images)
     is_same = images is None or images is calibration or np.array_equal(images, calibration)
     if calibrating is not None and is_same:
         _check_variety(model, measured)
     with temporary_path(path) as work:
         with measure_resources() as used:
             outliers = find_outliers(model, measured, mode.smoothing)
-            options = dataclasses.replace(options, **outliers._asdict())
-            notes = _write_file(model, work, options, mode, calibrating, progress=progress)
+            plan = dataclasses.replace(plan, **outliers._asdict())
+            notes = _write_file(model, work, plan, mode, calibrating, progress=progress)
         try:
             report = verify(
                 model,
@@ -155,11 +171,11 @@ def _export(
                 **options.least,
             )
         except VerificationError as error:
-            notes += _find_passing_mode(model, work, options, mode, measured, compared)
+            notes += _find_passing_mode(model, work, plan, mode, measured, compared, options.least)
             raise VerificationError("; ".join([str(error), *notes])) from None
         resize_error = None
-        if options.source_size is not None:
-            resize_error = _resize_error(model, compared, options, work.with_name("resize"))
+        if plan.source_size is not None:
+            resize_error = _resize_error(model, compared, plan, work.with_name("resize"))
         work.replace(path)
         record_results(path)
     return dataclasses.replace(
@@ -175,8 +191,8 @@ def _export(
     )
 
 
-def _check_options(options: Options, model: keras.Model, *, has_calibration: bool) -> tuple[Mode, Options]:
-    """Check all options at once, load the mode, and complete the options from the mode and the model.
+def _check_options(options: Options, model: keras.Model, *, has_calibration: bool) -> tuple[Mode, FilePlan]:
+    """Check all options at once, load the mode, and plan the file.
 
     One ValueError has everything that is wrong with the options, does not go together or is impossible for the model. A
     FileNotFoundError names a missing .toml file.
@@ -200,9 +216,7 @@ def _check_options(options: Options, model: keras.Model, *, has_calibration: boo
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
     mode = mode.for_blocks(model.config.num_layers if is_ours else 0)
-    return mode, dataclasses.replace(
-        options, class_names=names, patches=options.chosen_patches(mode), storage=mode, norms=mode.norms
-    )
+    return mode, options.plan(mode, class_names=names)
 
 
 def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
@@ -228,20 +242,20 @@ def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | No
 
 
 def _choose_images(
-    model: keras.Model, options: Options, mode: Mode, calibration: Any, images: Any
+    model: keras.Model, plan: FilePlan, mode: Mode, calibration: Any, images: Any
 ) -> tuple[np.ndarray, np.ndarray | None, Any]:
     """Prepare the images on which outliers are measured, ranges are calibrated, and file and model are compared.
 
     The second are as the file takes them, None if the mode does not use any. The third are None for built-in images.
     """
-    is_float = options.input_dtype == "float32"
+    is_float = plan.input_dtype == "float32"
     if calibration is None:
         measured = samples.images(image_config(model), max(DEFAULT_SAMPLES) + 1)[DEFAULT_SAMPLES]
     else:
         measured = samples.prepared_images(model, calibration, "calibration")
     calibrating = None
     if calibration is not None and (mode.needs_calibration or mode.gptq):
-        height, width = options.source_sides or model.input_shape[1:3]
+        height, width = plan.source_size or model.input_shape[1:3]
         shape = (height, width, model.input_shape[-1])
         calibrating = measured if is_float else samples.to_pixels(model, calibration, shape)
     if images is not None and is_float:
@@ -264,7 +278,7 @@ def _check_variety(model: keras.Model, images: np.ndarray) -> None:
 def _write_file(
     model: VisionTransformer,
     path: Path,
-    options: Options,
+    plan: FilePlan,
     mode: Mode,
     calibration: np.ndarray | None,
     *,
@@ -274,20 +288,20 @@ def _write_file(
     unquantized = path.with_name("unquantized")
     notes: tuple[str, ...] = ()
     if calibration is not None and not mode.uses_quantizer:
-        build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(unquantized)
+        build_file(model, dataclasses.replace(plan, storage=FLOAT32)).write(unquantized)
         rounded = round_dense(unquantized, mode, calibration, Tokens.from_model(model), progress=progress)
-        options, notes = dataclasses.replace(options, rounded=rounded), rounding_lines(rounded)
+        plan, notes = dataclasses.replace(plan, rounded=rounded), rounding_lines(rounded)
         unquantized.unlink()
-    builder = build_file(model, options)
+    builder = build_file(model, plan)
     config = image_config(model)
-    outputs = [options.output_name(tasks.of_model(model).outputs), *["attention"] * options.attention]
+    outputs = [plan.output_name(tasks.of_model(model).outputs), *["attention"] * plan.attention]
     outputs = list(model.output) if isinstance(model.output, dict) else outputs
     content = metadata.pack_metadata(
-        dtype=options.input_dtype,
+        dtype=plan.input_dtype,
         preprocessing=config.preprocessing,
         num_channels=config.num_channels,
         outputs=outputs,
-        has_labels=bool(options.class_names),
+        has_labels=bool(plan.class_names),
         name=model.name,
         description=f"Vision Transformer, {mode.name}",
     )
@@ -301,31 +315,36 @@ def _write_file(
         builder.write(path)
         if mode.rules:
             check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
-    config, names = image_config(model), options.class_names
-    metadata.append_files(path, metadata.archive_files(config, options.input_dtype, options.source_size, names))
+    metadata.append_files(path, metadata.archive_files(config, plan.input_dtype, plan.source_size, plan.class_names))
     return notes
 
 
 def _find_passing_mode(
-    model: VisionTransformer, work: Path, options: Options, refused: Mode, measured: np.ndarray, images: Any
+    model: VisionTransformer,
+    work: Path,
+    plan: FilePlan,
+    refused: Mode,
+    measured: np.ndarray,
+    images: Any,
+    least: dict[str, Any],
 ) -> tuple[str, ...]:
     """Find the smallest of the safer modes that passes the verification, and describe it in one line."""
     for mode in map(load_mode, SAFER_MODES):
         if mode.name == refused.name or mode.bits[0] < refused.bits[0]:
             continue
         outliers = find_outliers(model, measured, mode.smoothing)
-        trial = dataclasses.replace(options, storage=mode, norms=mode.norms, rounded={}, **outliers._asdict())
+        trial = dataclasses.replace(plan, storage=mode, norms=mode.norms, rounded={}, **outliers._asdict())
         _write_file(model, work, trial, mode, None, progress=False)
         with contextlib.suppress(VerificationError):
-            size, figures = verify(model, work, images, mode=mode, **options.least).lines()[:2]
+            size, figures = verify(model, work, images, mode=mode, **least).lines()[:2]
             return (f"tried: quantize={mode.name!r} passes ({size.rpartition(': ')[2]}), {figures}",)
     return ()
 
 
-def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float:
+def _resize_error(model: VisionTransformer, images: Any, plan: FilePlan, work: Path) -> float:
     """Measure how far images that the file resizes are from `preprocess`: the largest difference, 0 to 255."""
     ops = Operators(Builder())
-    given = image_input.add_image_input(ops, image_config(model), dataclasses.replace(options, batch=1))
+    given = image_input.add_image_input(ops, image_config(model), dataclasses.replace(plan, batch=1))
     ops.builder.signature({"image": given.image}, {"prepared": given.tensor})
     ops.builder.write(work)
     file = load_exported(work)

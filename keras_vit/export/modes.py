@@ -7,12 +7,10 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-
-import numpy as np
 
 from keras_vit._util import files
 from keras_vit._util.checks import Count, as_python, field_rules, given, option, option_names, pair, table_problems
@@ -22,17 +20,13 @@ from keras_vit.export.litert.operators import (
     INT4,
     INT8,
     STORAGES,
-    RoundedDense,
     Storage,
     StorageName,
-    StorageRules,
 )
+from keras_vit.export.litert.plan import FilePlan, Norms, Patches
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task, from_config
 
-Patches = Literal["dense", "convolution"]
-# How a norm computes the mean square and its reciprocal root: in floats, or in a way that integers of 16 bits keep.
-Norms = Literal["float", "int16"]
 Cosine = Annotated[float, "[-1, 1]"]
 Fraction = Annotated[float, "[0, 1]"]
 Ratio = Annotated[float, "[1, inf)"]
@@ -311,7 +305,7 @@ DeviceName = Literal["cpu", "gpu", "npu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `export.tflite` and `keras-vit export`, and values that follow from them."""
+    """The options of `export.tflite` and `keras-vit export`, as users give them; `plan` says what follows from them."""
 
     quantize: Any = option(
         None, "A mode (none, float16, dynamic, int8 ...) or a .toml file; default: the device's, or dynamic."
@@ -340,20 +334,6 @@ class Options:
         None, "Least share of images with the same best class or a near tie; default: the mode's."
     )
     threads: Count = option(2, "Threads for timing the file.")
-
-    storage: StorageRules = FLOAT32  # the mode's
-    norms: Norms = "float"  # the mode's
-    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> its new weights
-    class_names: Sequence[str] | None = None  # in the order of the logits
-    # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
-    # divided by them, which moves outliers of activations into the kernel (SmoothQuant, arXiv 2211.10438).
-    smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
-    # "block_3/norm1" -> constants (hidden_size,) that are subtracted from the norm's result, before its gain, and added
-    # again in the next bias: channels that are nearly constant need no range (Outlier Suppression+, arXiv 2304.09145).
-    shifts: Mapping[str, np.ndarray] = field(default_factory=dict)
-    # (hidden_size,) above 0: the residual stream keeps its channels multiplied by them, which takes large ones out of
-    # the ranges that integers must cover. None is all 1.
-    scales: np.ndarray | None = None
 
     @property
     def target(self) -> Device | None:
@@ -394,9 +374,20 @@ class Options:
         """The thresholds, as `export.verify` takes them."""
         return {"least_cosine": self.least_cosine, "least_agreement": self.least_agreement}
 
-    def output_name(self, outputs: Sequence[str]) -> str:
-        """Name of the file's first output: `output` if the model's task has it, else the task's first."""
-        return self.output if self.output in outputs else outputs[0]
+    def plan(self, mode: Mode, *, class_names: Sequence[str] | None = None) -> FilePlan:
+        """Plan the file of a mode that `load_mode` read. Names, outliers and rounded kernels depend on the model."""
+        return FilePlan(
+            batch=self.batch,
+            input_dtype=self.input_dtype,
+            source_size=self.source_sides,
+            resize=self.resize,
+            output=self.output,
+            attention=self.attention,
+            patches=self.chosen_patches(mode),
+            class_names=class_names,
+            storage=mode,
+            norms=mode.norms,
+        )
 
     def check(self, config: ViTConfig) -> None:
         """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
@@ -430,22 +421,11 @@ class Options:
                 "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
                 f"Received: {self.input_dtype!r}"
             )
-        if self.output == "probabilities" != self.output_name(task.outputs):
+        if self.output == "probabilities" and self.output not in task.outputs:
             received = f"num_classes={config.num_classes}, projection_head={config.projection_head}"
             yield f"output='probabilities' needs a head for classes. Received: a model of {received}"
-        if self.output == "classes" != self.output_name(task.outputs):
+        if self.output == "classes" and self.output not in task.outputs:
             yield f"output='classes' needs a model with a class for every pixel. Received: outputs {list(task.outputs)}"
         if self.attention and not (config.class_token and config.has_attention):
             received = "class token" if config.has_attention else "attention"
             yield f"attention=True needs attention and a class token. Received: a model without {received}"
-
-
-def image_config(model: Any) -> ViTConfig:
-    """Config with size, channels and preprocessing of a model's images: its own, or for another Keras
-    model one with the default preprocessing.
-    """
-    own = getattr(model, "config", None)
-    if isinstance(own, ViTConfig):
-        return own
-    _, height, width, channels = model.input_shape
-    return ViTConfig(image_size=(height, width), patch_size=1, num_channels=channels, num_classes=0)

@@ -17,8 +17,9 @@ from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.folding import Array, float64
 from keras_vit.export.litert.head import write_model
 from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.plan import FilePlan
 from keras_vit.export.litert.writer import FileWriter
-from keras_vit.export.modes import Options, Smoothing
+from keras_vit.export.modes import Smoothing
 from keras_vit.model import layers as vit
 from keras_vit.model.layers import runtime
 
@@ -33,7 +34,7 @@ MAX_OUTLIER_RATIO = 2  # of a scaled channel's largest value to the median chann
 
 
 class Outliers(NamedTuple):
-    """Values for `Options.scales`, `smoothing` and `shifts`; None and {} for a model without outliers."""
+    """Values for `FilePlan.scales`, `smoothing` and `shifts`; None and {} for a model without outliers."""
 
     scales: Array | None = None
     smoothing: dict[str, Array] = {}
@@ -60,7 +61,7 @@ def find_outliers(model: keras.Model, images: np.ndarray, smoothing: Smoothing |
     blocks = [layer for layer in model.layers if isinstance(layer, vit.EncoderBlock)]
     if not blocks:
         return Outliers()
-    file = FileWriter(model, Operators(_BuilderWithoutWeights()), Options())
+    file = FileWriter(model, Operators(_BuilderWithoutWeights()), FilePlan())
     stream, ranges = _measure(model, images, last_block=blocks[-1])
     scales = np.ones(len(stream))
     if file.stream is not None and smoothing is not None and smoothing.stream is not None:

@@ -23,7 +23,8 @@ from keras_vit._util.text import needs_extra, suggestion
 from keras_vit.export.calibration import FileGraph, add_enlarged_crops, check_images, ignore_memory_warning, observe
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
 from keras_vit.export.litert.operators import INT8, Integers, RoundedDense, Storage
-from keras_vit.export.modes import FLOAT_BITS, KERNEL_OPERATORS, Mode, Rule, image_config
+from keras_vit.export.litert.plan import image_config
+from keras_vit.export.modes import FLOAT_BITS, KERNEL_OPERATORS, Mode, Rule
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # ---- GPTQ (arXiv 2210.17323)

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit._util.files import image_files
 from keras_vit.export.exported import FLOATS, ExportedModel
-from keras_vit.export.modes import image_config
+from keras_vit.export.litert.plan import image_config
 from keras_vit.model import preprocess
 from keras_vit.model import task as tasks
 from keras_vit.model.config import Preprocessing, ViTConfig

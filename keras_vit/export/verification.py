@@ -56,7 +56,7 @@ LOW_PRECISION = {"bfloat16", "float16"}
 ROUNDED_COSINE = 0.9999  # of outputs whose products a GPU or an NPU computes in float16, or in TensorFloat32
 LEAST_ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
 HALF_BITS = 16  # bits
-# Numbers of classes do not say which pixels are near ties, as those at edges are: so many times more may differ.
+# A map of classes has no margins, by which near ties would not count: so many times more pixels may differ.
 CLASS_MAP_TOLERANCE = 10
 LEAST_CLASS_MAP = 0.97  # least share of a mode's images with the same class that counts for maps of classes
 # The direction of few logits says little: they are small where classes are close, and an error of a few percent of

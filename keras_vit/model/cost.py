@@ -32,8 +32,8 @@ def symbolic_model(config: ViTConfig) -> VisionTransformer:
     """Build a float32 model without values, in a fraction of a second; only its structure can be read."""
     drawn = random.getstate()  # from which initializers take their seeds
     try:
-        # Keras lists variables that wait for a value, for each thread, and gives them values when another scope ends.
-        # The list of a thread of its own goes with it.
+        # Keras keeps a list of variables without values for each thread, and gives them values when another scope ends.
+        # A thread of its own has a list of its own, which ends with it.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(_without_values, config).result()
     finally:
@@ -78,19 +78,11 @@ def _without_values(config: ViTConfig) -> VisionTransformer:
 Shape: TypeAlias = tuple[int, ...]  # of one image, without the batch
 FLOAT = 4  # bytes of a float32
 SCALE = 12  # bytes for each output of an int8 kernel: a float32 scale, and the int64 zero point that LiteRT stores
-# Tensors of an activation's width: those that its gradient keeps (input, output and those between), and those that
-# exist at once in inference, the input included. Results with a single reader are overwritten in place; most
-# activations read their input twice, for a product at the end.
-OF_OUTPUT = ("relu", "relu6", "sigmoid", "tanh")  # their gradient needs the output, which the next layer keeps too
+# Tensors of an activation's width that exist at once in inference, the input included. Results with a single reader are
+# overwritten in place; most activations read their input twice, for a product at the end.
 ACTIVATION_TENSORS = {
-    "gelu_tanh": (5, 2),
-    "gelu_erf": (5, 2),
-    "gelu_quick": (3, 2),
-    "silu": (2, 2),
-    "hard_swish": (4, 2),
-    "leaky_relu": (2, 1),
-    "linear": (1, 1),
-    **dict.fromkeys(OF_OUTPUT, (1, 1)),
+    **dict.fromkeys(("gelu_tanh", "gelu_erf", "gelu_quick", "silu", "hard_swish"), 2),
+    **dict.fromkeys(("leaky_relu", "linear", "relu", "relu6", "sigmoid", "tanh"), 1),
 }
 # The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
@@ -152,34 +144,18 @@ class Cost:
 
     Args:
         multiply_adds: in matrix products and convolutions.
-        kept: values that the gradient keeps, in the compute dtype.
-        kept_inputs: those of them that only the gradients of kernels need.
-        kept_float32: values that the gradient keeps in float32 under every dtype policy.
-        kept_masks: values that the gradient keeps in one byte each.
         peak: the most values that exist at once in inference.
-        widest: values of the largest tensor.
     """
 
     multiply_adds: int = 0
-    kept: int = 0
-    kept_inputs: int = 0
-    kept_float32: int = 0
-    kept_masks: int = 0
     peak: int = 0
-    widest: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(Cost)}
-        return Cost(**{name: max(pair) if name in ("peak", "widest") else sum(pair) for name, pair in pairs.items()})
+        return Cost(multiply_adds=self.multiply_adds + other.multiply_adds, peak=max(self.peak, other.peak))
 
     def with_peak(self, values: int) -> "Cost":
         """Add values that exist at the same time as those of the layer."""
         return dataclasses.replace(self, peak=self.peak + values)
-
-    def kept_bytes(self, value_bytes: int, *, trains_kernels: bool = True) -> int:
-        """Bytes that the gradient keeps, if a value of the compute dtype has `value_bytes`."""
-        kept = self.kept if trains_kernels else self.kept - self.kept_inputs
-        return value_bytes * kept + FLOAT * self.kept_float32 + self.kept_masks
 
 
 @functools.lru_cache(maxsize=64)
@@ -237,25 +213,18 @@ def num_bias_constants(layer: keras.layers.Layer) -> int:
     return tables and tables * prod(layer.output.shape) - layer.count_params()
 
 
-def layer_costs(model: keras.Model, *, only_final_tokens: bool = False) -> Iterator[tuple[keras.layers.Layer, Cost]]:
-    """Iterate over the layers of a VisionTransformer with their costs, in the order of computation.
-
-    With `only_final_tokens`, the last block and the layers after it compute only the tokens that the head reads.
-    """
+def layer_costs(model: keras.Model) -> Iterator[tuple[keras.layers.Layer, Cost]]:
+    """Iterate over the layers of a VisionTransformer with their costs, in the order of computation."""
     for layer in _all_layers(model):
         if type(layer) not in (vit.EncoderBlock, *COSTS, *FREE, *INNER):
             raise TypeError(
                 f"The cost of the layer {layer.path} ({type(layer).__name__}, {layer.count_params():,} parameters) is "
                 f"unknown. Add its class to {__name__}"
             )
-    tokens: int | None = None
     for layer in model.layers:
         shapes = _input_shapes(layer)
-        if tokens is not None and len(shapes[0]) == 2:
-            shapes = [(tokens, shapes[0][1])]
         if isinstance(layer, vit.EncoderBlock):
-            tokens = layer.final_tokens if only_final_tokens else None
-            yield layer, sum(_branches(layer, *shapes, tokens=tokens).values(), Cost())
+            yield layer, sum(_branches(layer, *shapes).values(), Cost())
         else:
             yield layer, _cost(layer, shapes)
 
@@ -351,21 +320,7 @@ def _cost(layer: keras.layers.Layer, shapes: list[Shape]) -> Cost:
 def _dense(layer: Any, shape: Shape) -> Cost:
     positions = prod(shape[:-1])
     inputs, outputs = layer.kernel.shape
-    return Cost(
-        multiply_adds=positions * inputs * outputs,
-        kept=positions * inputs,
-        kept_inputs=positions * inputs,
-        peak=positions * (inputs + outputs),
-    )
-
-
-def _norm(layer: Any, shape: Shape) -> Cost:
-    # The gradient keeps the values, centred and scaled, in float32.
-    return Cost(kept_float32=2 * prod(shape), widest=prod(shape))
-
-
-def _dropout(layer: vit.Dropout, shape: Shape) -> Cost:
-    return Cost(kept_masks=prod(shape) if layer.rate else 0)
+    return Cost(multiply_adds=positions * inputs * outputs, peak=positions * (inputs + outputs))
 
 
 def _patches(layer: vit.PatchEmbedding, shape: Shape) -> Cost:
@@ -386,33 +341,26 @@ def _attention(
     relative = None if learns_rotary else relative
     scores_offsets = relative is not None and len(relative) == 3  # and is no bias, (1, heads, tokens, tokens)
     products = (4 if scores_offsets else 2) * scores * layer.key.kernel.shape[-1]
-    cost = Cost(
+    return Cost(
         multiply_adds=num_queries * query_weights + num_attended * attended_weights + products,
-        # Input, queries, keys, values, attention weights and the output of the heads.
-        kept=2 * num_queries * width + 3 * num_attended * width + scores,
-        kept_inputs=2 * num_queries * width,
         # The scores, and three tensors of tokens: queries, keys and values, or their copies with the heads in front.
         # Relative scores are five times as many, for offsets are scored too and skewed in two steps; biases are added.
         peak=3 * num_attended * width + scores * (1 if relative is None else 5 if scores_offsets else 2),
-        widest=max(scores, num_attended * width),
     )
-    if layer.norm_epsilon is not None:
-        cost += _norm(layer.norm, queries) + Cost(kept=num_queries * width)
-    return cost + Cost(kept=scores, kept_masks=scores) if layer.dropout_rate else cost
 
 
 def _relative_bias(layer: RelativeBias, shape: Shape) -> Cost:
     rows = (2 * layer.grid[0] - 1) * (2 * layer.grid[1] - 1)
     values = prod(layer.compute_output_shape((None, *shape)))
-    return Cost(multiply_adds=rows * (layer.mlp_dim or 0) * (2 + layer.num_heads), peak=values, widest=values)
+    return Cost(multiply_adds=rows * (layer.mlp_dim or 0) * (2 + layer.num_heads), peak=values)
 
 
 def _rotary(layer: RotaryFrequencies, shape: Shape) -> Cost:
     values = prod(layer.compute_output_shape((None, *shape)))
-    return Cost(kept_float32=values // 2, peak=values, widest=values)  # the angles, of whose functions each is half
+    return Cost(peak=values)
 
 
-def _activation_tensors(name: str) -> tuple[int, int]:
+def _activation_tensors(name: str) -> int:
     if name not in ACTIVATION_TENSORS:
         raise TypeError(f"The cost of the activation {name!r} is unknown. Add it to ACTIVATION_TENSORS in {__name__}")
     return ACTIVATION_TENSORS[name]
@@ -420,68 +368,41 @@ def _activation_tensors(name: str) -> tuple[int, int]:
 
 def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
     positions, width = shape
-    kept, peak = _activation_tensors(layer.activation)
     hidden = positions * layer.mlp_dim
     denses: list[Any] = [layer.dense1, layer.dense2, *([layer.gate] if layer.gated else [])]
-    cost = Cost(
+    return Cost(
         multiply_adds=positions * sum(prod(dense.kernel.shape) for dense in denses),
-        kept=positions * width + (kept + layer.gated) * hidden,
-        kept_inputs=positions * width + hidden * (layer.activation not in OF_OUTPUT),
-        peak=(peak + layer.gated) * hidden,
-        widest=hidden,
+        peak=(_activation_tensors(layer.activation) + layer.gated) * hidden,
     )
-    if layer.norm_epsilon is not None:
-        cost += _norm(layer.norm, (hidden,)) + Cost(kept=hidden)
-    return cost + Cost(kept_masks=hidden + positions * width) if layer.dropout_rate else cost
 
 
-def _branches(
-    layer: vit.EncoderBlock, shape: Shape, relative: Shape | None = None, *, tokens: int | None = None
-) -> dict[str, Cost]:
-    """Cost of the attention (or token MLP) and of the MLP, each with its norm and LayerScale, by title.
-
-    `tokens` are those that the block computes in its results (None: all).
-    """
-    computed = (shape[0] if tokens is None else tokens, shape[1])
-    residual, scale = prod(shape), Cost(kept=0 if layer.scale1 is None else prod(computed))
+def _branches(layer: vit.EncoderBlock, shape: Shape, relative: Shape | None = None) -> dict[str, Cost]:
+    """Cost of the attention (or token MLP) and of the MLP, by title."""
+    residual = prod(shape)
     if layer.token_mlp is None:
-        mixer = _attention(layer.attention, computed, shape, relative)
+        mixer = _attention(layer.attention, shape, shape, relative)
         title = f"attention, {layer.attention.num_heads} heads of {layer.attention.query.kernel.shape[-1]}"
     else:
         mixer, title = _mlp(layer.token_mlp, shape[::-1]), f"MLP over the tokens, {_mlp_title(layer.token_mlp)}"
-    mixer += _dropout(layer.dropout, computed)
-    mlp = _mlp(layer.mlp, computed)
-    return {
-        title: _norm(layer.norm1, shape) + mixer.with_peak(residual) + scale,
-        f"MLP, {_mlp_title(layer.mlp)}": _norm(layer.norm2, computed) + mlp.with_peak(residual) + scale,
-    }
+    mlp = _mlp(layer.mlp, shape)
+    return {title: mixer.with_peak(residual), f"MLP, {_mlp_title(layer.mlp)}": mlp.with_peak(residual)}
 
 
 def _attention_pooling(layer: vit.AttentionPooling, shape: Shape) -> Cost:
     tokens, width = shape
     attention = _attention(layer.attention, (1, width), (tokens - layer.prefix_tokens, width))
-    return attention if layer.mlp is None else attention + _norm(layer.norm, (1, width)) + _mlp(layer.mlp, (1, width))
+    return attention if layer.mlp is None else attention + _mlp(layer.mlp, (1, width))
 
 
 def _convolution(layer: vit.StandardizedConv2D, shape: Shape) -> Cost:
-    """Cost of a convolution with the norm after or before it.
-
-    The norm keeps its centred map in float32, and exists at once with its input or with the squares.
-    """
+    """Cost of a convolution with the norm after or before it, which exists at once with its input or the squares."""
     rows, columns, channels = layer.compute_output_shape((None, *shape))[1:]
     values = rows * columns * channels
-    return Cost(
-        multiply_adds=rows * columns * prod(layer.kernel.shape),
-        kept_float32=values,
-        peak=values + max(prod(shape), values),
-        widest=values,
-    )
+    return Cost(multiply_adds=rows * columns * prod(layer.kernel.shape), peak=values + max(prod(shape), values))
 
 
 def _resnet_root(layer: vit.ResNetRoot, shape: Shape) -> Cost:
-    # The results of the ReLU and of the pooling are kept.
-    before, after = layer.conv.compute_output_shape((None, *shape)), layer.compute_output_shape((None, *shape))
-    return _convolution(layer.conv, shape) + Cost(kept=prod(before[1:]) + prod(after[1:]))
+    return _convolution(layer.conv, shape)
 
 
 def _resnet_unit(layer: vit.ResNetUnit, shape: Shape) -> Cost:
@@ -490,18 +411,13 @@ def _resnet_unit(layer: vit.ResNetUnit, shape: Shape) -> Cost:
     for conv in (layer.conv1, layer.conv2, layer.conv3):
         # The shortcut waits for the sum; without a projection it is the first convolution's own input.
         waiting = 0 if conv is layer.conv1 and layer.conv_proj is None else shortcut
-        output = conv.compute_output_shape((None, *shape))[1:]
-        cost += _convolution(conv, shape).with_peak(waiting) + Cost(
-            kept=prod(output)
-        )  # the results of the ReLUs are kept
-        shape = output
+        cost += _convolution(conv, shape).with_peak(waiting)
+        shape = conv.compute_output_shape((None, *shape))[1:]
     return cost
 
 
 COSTS: dict[type, Callable[..., Cost]] = {
     vit.AttentionPooling: _attention_pooling,
-    vit.Dropout: _dropout,
-    vit.LayerNormalization: _norm,
     vit.PatchEmbedding: _patches,
     vit.ResNetRoot: _resnet_root,
     vit.ResNetUnit: _resnet_unit,
@@ -509,8 +425,10 @@ COSTS: dict[type, Callable[..., Cost]] = {
     RotaryFrequencies: _rotary,
     keras.layers.Dense: _dense,
 }
-# Layers without products, whose gradients keep nothing large.
+# Layers without products.
 FREE = (
+    vit.Dropout,
+    vit.LayerNormalization,
     vit.GroupNormalization,
     vit.L2Normalization,
     vit.PositionEmbedding,

@@ -9,6 +9,7 @@ from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.base import activation_function, dense_layer, initializer
 from keras_vit.model.layers.position_variants import RelativeBias, RelativePosition, RotaryFrequencies
+from keras_vit.model.layers.runtime import Tensor
 
 
 def rotary_arguments(c: ViTConfig, block: int | None = None, *, queries: int = 0) -> dict[str, Any] | None:
@@ -50,13 +51,13 @@ class Network:
             x = self._record("encoder_norm", self._final_norm()(x))
         self.output = self._distilled_output(x) if config.distilled else self._output(x)
 
-    def _record(self, name: str, tensor: Any) -> Any:
+    def _record(self, name: str, tensor: Tensor) -> Tensor:
         self.intermediates[name] = tensor
         return tensor
 
     # ---- from pixels to tokens
 
-    def _resnet(self, x: Any) -> Any:
+    def _resnet(self, x: Tensor) -> Tensor:
         """Apply the ResNet of a hybrid or a BiT."""
         resnet: Any = self.config.resnet
         names = ("version", "norm_epsilon", "conv_epsilon", "conv_epsilon_place", "groups")
@@ -75,12 +76,12 @@ class Network:
             x = self._record("resnet", keras.layers.ReLU(name="resnet", dtype=self.policy)(x))
         return x
 
-    def _cells(self, x: Any) -> Any:
+    def _cells(self, x: Tensor) -> Tensor:
         """Take the cells of a ResNet without a Transformer as tokens."""
         flatten = keras.layers.Reshape((-1, self.config.hidden_size), name="tokens", dtype=self.policy)
         return self._record("tokens", flatten(x))
 
-    def _tokens(self, x: Any) -> Any:
+    def _tokens(self, x: Tensor) -> Tensor:
         """Embed patches, add positions and prefix tokens (equation 1)."""
         c = self.config
         x = vit.PatchEmbedding(c.hidden_size, c.patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
@@ -99,7 +100,7 @@ class Network:
             x = self._norm("pre_norm")(x)
         return self._record("tokens", x)
 
-    def _prefix(self, x: Any) -> Any:
+    def _prefix(self, x: Tensor) -> Tensor:
         c = self.config
         if not c.num_prefix_tokens:
             return x
@@ -145,7 +146,7 @@ class Network:
 
     # ---- the encoder
 
-    def _block(self, x: Any, i: int) -> Any:
+    def _block(self, x: Tensor, i: int) -> Tensor:
         c = self.config
         is_last = i == c.num_layers - 1
         block = vit.EncoderBlock(
@@ -159,7 +160,7 @@ class Network:
         self.block_inputs[block.name] = self._block_input(x, i)
         return self._record(block.name, block(*self.block_inputs[block.name]))
 
-    def _block_input(self, x: Any, i: int) -> tuple[Any, ...]:
+    def _block_input(self, x: Tensor, i: int) -> tuple[Tensor, ...]:
         """Inputs of block i: the tokens, with positions added, or with relative or learned rotary ones, or biases."""
         c = self.config
         inputs: tuple[Any, ...] = (x,)
@@ -180,7 +181,7 @@ class Network:
 
     # ---- from tokens to logits
 
-    def _output(self, tokens: Any) -> Any:
+    def _output(self, tokens: Tensor) -> Tensor:
         c = self.config
         x = self._pool(tokens)
         if c.final_norm == "pooled":
@@ -192,7 +193,7 @@ class Network:
         self._record("pre_logits", x)
         return self._record("logits", self._classes("head")(x)) if c.num_classes else self._feature(x)
 
-    def _distilled_output(self, tokens: Any) -> Any:
+    def _distilled_output(self, tokens: Tensor) -> Tensor:
         """Average the heads of the class token and of DeiT's distillation token (arXiv 2012.12877)."""
         x, distilled = self._pool_token("pool", tokens, 0), self._pool_token("pool_1", tokens, 1)
         mean = keras.layers.Average(name="mean_feature", dtype=self.policy)([x, distilled])
@@ -202,7 +203,7 @@ class Network:
         heads = [self._classes("head")(x), self._classes("head_distillation")(distilled)]
         return self._record("logits", keras.layers.Average(name="mean_logits", dtype=self.output_dtype)(heads))
 
-    def _pool(self, x: Any) -> Any:
+    def _pool(self, x: Tensor) -> Tensor:
         """Pool the tokens to one feature, as `config.classifier` says."""
         c = self.config
         if c.is_unpooled:
@@ -216,7 +217,7 @@ class Network:
                 parts.append(self._pool_block(name, x, 0 if kind == "token" else None, number))
         return parts[0] if len(parts) == 1 else keras.layers.Concatenate(name="pools", dtype=self.policy)(parts)
 
-    def _pool_block(self, name: str, last: Any, token: int | None, number: int) -> Any:
+    def _pool_block(self, name: str, last: Tensor, token: int | None, number: int) -> Tensor:
         """Pool the normalized tokens of the block that is `number` before the last, whose tokens are `last`."""
         if not number:
             return self._pool_token(name, last, token)
@@ -226,11 +227,11 @@ class Network:
             return self._pool_token(f"{name}_{block}", self._final_norm()(x), token)
         return self._final_norm()(self._pool_token(f"{name}_{block}", x, token))  # a single token: less to normalize
 
-    def _pool_token(self, name: str, x: Any, token: int | None) -> Any:
+    def _pool_token(self, name: str, x: Tensor, token: int | None) -> Tensor:
         numbers = {"num_tokens": self.config.num_class_tokens, "prefix_tokens": self.config.num_prefix_tokens}
         return vit.TokenPooling(token=token, **numbers, name=name, dtype=self.policy)(x)
 
-    def _pool_by_attention(self, x: Any) -> Any:
+    def _pool_by_attention(self, x: Tensor) -> Tensor:
         c = self.config
         return vit.AttentionPooling(
             c.pool_heads or c.num_heads,
@@ -262,5 +263,5 @@ class Network:
             dtype=self.output_dtype,
         )
 
-    def _feature(self, x: Any) -> Any:
+    def _feature(self, x: Tensor) -> Tensor:
         return keras.layers.Identity(name="feature", dtype=self.output_dtype)(x)

@@ -17,7 +17,7 @@ from keras_vit.export import modes
 from keras_vit.export.exported import find_problems, find_size_problems, load_exported, read_structure
 from keras_vit.export.litert.head import build_file
 from keras_vit.export.litert.operators import STORAGES
-from keras_vit.export.modes import Options
+from keras_vit.export.litert.plan import FilePlan
 from keras_vit.export.outliers import find_outliers
 from keras_vit.export.report import Report
 from keras_vit.export.verification import check_thresholds, compare
@@ -93,7 +93,7 @@ def tflite(
     check_results([path, test_vector])
     with temporary_path(path) as work:
         outliers = find_outliers(encoder, ids, mode.smoothing)
-        build_file(encoder, Options(storage=STORAGES[mode.storage], **outliers._asdict())).write(work)
+        build_file(encoder, FilePlan(storage=STORAGES[mode.storage], **outliers._asdict())).write(work)
         problems = find_problems(read_structure(work))
         problems += find_size_problems(work, encoder, mode, encoder.input_shape[1:])
         if problems:

@@ -196,7 +196,7 @@ def run(
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `run`. Several runs of one model and data may begin with the head of one `probe_folder`."""
+    """The arguments of `run`."""
 
     recipe: Any
     model: Any
@@ -208,7 +208,6 @@ class Request:
     changes: Mapping[str, Any] | None = None
     strategy: str | tf.distribute.Strategy = "auto"
     progress: bool = True
-    probe_folder: str | None = None
 
 
 def carry_out(request: Request) -> Result:
@@ -234,7 +233,7 @@ def carry_out(request: Request) -> Result:
     # The head of a probe, in a run of its own
     if recipe.head_start == "probe" and earlier is None:
         out = None if request.out is None else plain_path(request.out)
-        folder = request.probe_folder or (None if out is None else f"{out}/{head_start.PROBE}")
+        folder = None if out is None else f"{out}/{head_start.PROBE}"
         found = head_start.finished_probe(recipe, out, folder)
         if found is None:
             own = head_start.probe_recipe(recipe, devices)

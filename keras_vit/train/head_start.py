@@ -22,7 +22,7 @@ from keras_vit.train.probe import Probe
 from keras_vit.train.step import TrainState
 from keras_vit.train.stop import Stop
 
-PROBE = "probe"  # folder of the probe, in that of the training or of several
+PROBE = "probe"  # folder of the probe, in that of the training
 OF_PROBE = {"image_size", "config", "layers", "precision", "seed"}  # fields of a recipe on which the head depends
 
 

@@ -22,7 +22,7 @@ from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import BEST_MODEL, BEST_RECORD, as_os_error, read_file, remove, replace_file
 from keras_vit.train.data.split import Data
 from keras_vit.train.evaluation import Measured, measure, replicate
-from keras_vit.train.planner import evaluation_batch
+from keras_vit.train.memory import evaluation_batch
 from keras_vit.train.step import TrainState
 
 TRAINING_NAMES = {"top1": "accuracy"}  # metrics of an evaluation that have another name in training

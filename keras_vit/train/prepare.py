@@ -18,7 +18,7 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import cpu_seconds
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
-from keras_vit.train import distill, masked_patch, planner, strategies
+from keras_vit.train import distill, masked_patch, memory, planner, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import newest, plain_path
 from keras_vit.train.data.pipeline import decode
@@ -26,7 +26,7 @@ from keras_vit.train.data.split import Data, Order, are_comparable, check_kind, 
 from keras_vit.train.objective import Objective, supervised
 from keras_vit.train.optimizer import enable_lora, is_of_head, trained_variables
 from keras_vit.train.step import TrainState
-from keras_vit.zoo.pretrained import ResolvedModel, load_any, read_config, resolve
+from keras_vit.zoo.pretrained import ResolvedModel, load_any, open_model, resolve
 
 # Recipes are written for large data sets and large images. These suit fewer and smaller ones.
 FEW_IMAGES, MOST_PASSES = 10_000, 100  # with fewer training images than this, so many passes over them
@@ -108,7 +108,10 @@ def check_variants(
     recipe: Recipe, variants: Sequence[Recipe], model: Source, data: Data, devices: tf.distribute.Strategy
 ) -> None:
     """Raise the ValueError with which a run by one of the variants of a recipe would end, without training."""
-    config: Any = read_config(model) if isinstance(model, ResolvedModel) else getattr(model, "config", model)
+    config: Any = getattr(model, "config", model)
+    if isinstance(model, ResolvedModel):
+        with open_model(model) as opened:
+            config = opened.config
     for variant in variants:
         config.replace(**variant.config_changes(config))  # checks the values that the model gets
         check_devices(variant, devices)
@@ -360,19 +363,19 @@ def _fit_memory(
 ) -> Recipe:
     """Choose the number of micro-batches and check that they fit; `configs` are of the model and its teacher."""
     saved, done = _saved_run(out)
-    replicas, memory = devices.num_replicas_in_sync, planner.device_memory(strategies.local_replicas(devices))
+    replicas, available = devices.num_replicas_in_sync, memory.device_memory(strategies.local_replicas(devices))
     is_auto = recipe.accumulation == "auto"
     if is_auto:
         number: Any = saved.get("accumulation")
         if not is_count(number, least=1) or recipe.batch_size % (replicas * number):
-            number = planner.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=memory)
+            number = memory.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=available)
         recipe = recipe.replace(accumulation=strategies.largest(number, devices))
     if done >= total:
         return recipe  # the run is finished: nothing has to fit
     planned = planner.plan_step(recipe, *configs, replicas=replicas)
-    planner.check_memory(recipe, planned, memory=memory)
+    memory.check_memory(recipe, planned, memory=available)
     if is_auto and planned.micro_batch * replicas < recipe.batch_size:
-        limit = f" of {byte_size(memory)}" if memory is not None else ""
+        limit = f" of {byte_size(available)}" if available is not None else ""
         where = f" on each of {replicas} devices" if replicas > 1 else ""
         print_line(
             f"batch {recipe.batch_size:,} is computed as {recipe.accumulation} micro-batches of {planned.micro_batch}"

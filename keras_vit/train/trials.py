@@ -19,10 +19,7 @@ from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train._run import Request, carry_out
 from keras_vit.train.checkpoints import plain_path
 from keras_vit.train.data.sources import DataRequest, open_data
-from keras_vit.train.head_start import OF_PROBE, PROBE
 from keras_vit.train.held_out import Best, cannot_evaluate, rank
-
-MOST_ROWS = 10  # that are printed
 
 
 @dataclass(frozen=True)
@@ -46,15 +43,12 @@ class Trials:
     @property
     def best(self) -> Best | None:
         """The evaluation with the highest accuracy, and among equals the lowest loss; None if no run has any."""
-        return max((best for best in self.finished.values() if best), key=lambda best: rank(best.metrics), default=None)
+        return max(filter(None, self.finished.values()), key=lambda best: rank(best.metrics), default=None)
 
     def __str__(self) -> str:
-        """Table of the runs, and where the best model is."""
         found = sorted(self.finished.items(), key=lambda item: rank(item[1].metrics) if item[1] else (), reverse=True)
-        rows = {folder.rpartition("/")[2]: _figures(best) for folder, best in found[:MOST_ROWS]}
-        width = max(map(len, rows), default=0)
-        lines = [f"{name:{width}}  {text}" for name, text in rows.items()]
-        lines += [f"and {len(found) - MOST_ROWS} more"] * (len(found) > MOST_ROWS)
+        rows = {folder.rpartition("/")[2]: _figures(best) for folder, best in found}
+        lines = [f"{name:{max(map(len, rows))}}  {text}" for name, text in rows.items()]
         lines += [f"best: {self.best.path}"] if self.best else []
         if len(found) < self.count:
             lines.append(f"Stopped: {len(found)} of {self.count} runs are finished. The same command does the others.")
@@ -67,13 +61,12 @@ class Trials:
             >>> keras_vit.train.Trials({}, count=4).to_dict()
             {'finished': {}, 'count': 4, 'best': None}
         """
-        return {**dataclasses.asdict(self), "best": self.best.path if self.best else None}
+        return dataclasses.asdict(self) | {"best": self.best and self.best.path}
 
 
 def _figures(best: Best | None) -> str:
-    if best is None:
-        return "diverged"
-    return ", ".join(f"{name} {best.metrics[name]:.4f}" for name in (next(iter(best.metrics)), "loss"))
+    names = [next(iter(best.metrics)), "loss"] if best else []
+    return ", ".join(f"{name} {best.metrics[name]:.4f}" for name in names) if best else "diverged"
 
 
 def try_values(
@@ -107,37 +100,31 @@ def try_values(
         >>> list(trials.finished)
         ['x/learning_rate=0.001', 'x/learning_rate=0.01']
     """
-    if "changes" in options:
-        raise ValueError("try_values takes no changes: pass train.recipe(name, **changes)")
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    runs = _grid(chosen, values)
-    of_data = {
-        field.name: options.pop(field.name) for field in dataclasses.fields(DataRequest) if field.name in options
-    }
-    request = Request(chosen, model, DataRequest(data=data, **of_data), **options)
+    runs, fields = _grid(chosen, values), {each.name for each in dataclasses.fields(DataRequest)}
+    asked = DataRequest(data=data, **{name: options.pop(name) for name in fields & options.keys()})
+    request = Request(chosen, model, asked, **options)
     devices = strategies.strategy(request.strategy) if isinstance(request.strategy, str) else request.strategy
-    opened, source = open_data(request.data), prepare.choose_model(chosen, model, request.weights)
+    opened, source = open_data(asked), prepare.choose_model(chosen, model, request.weights)
     if reason := next(filter(None, (cannot_evaluate(one, opened) for one in runs.values())), None):
         raise ValueError(f"Runs are compared on held-out images. {reason}")
     prepare.check_variants(chosen, [*runs.values()], source, opened, devices)
     show = print_line if request.progress and strategies.is_chief(devices) else lambda _: None
     show(f"runs: {len(runs)}, each in a folder of {out}")
-    probe_folder = f"{plain_path(out)}/{PROBE}" if not OF_PROBE & values.keys() else None
     finished: dict[str, Best | None] = {}
     for number, (name, one) in enumerate(runs.items(), 1):
         folder = f"{plain_path(out)}/{name}"
         show(f"run {number} of {len(runs)}: {name}")
         try:
-            result = carry_out(
-                dataclasses.replace(request, recipe=one, out=folder, strategy=devices, probe_folder=probe_folder)
-            )
-            if result.stopped:
-                break
-            finished[folder] = result.best or Best(result.steps, result.metrics, f"{folder}/model.keras")
-            del result
+            result = carry_out(dataclasses.replace(request, recipe=one, out=folder, strategy=devices))
         except DivergedError as error:  # other values may be good
             show(f"{name}: {error}")
             finished[folder] = None
+            continue
+        if result.stopped:
+            break
+        finished[folder] = result.best or Best(result.steps, result.metrics, f"{folder}/model.keras")
+        del result
         gc.collect()  # models have references in circles
     return Trials(finished, len(runs))
 
@@ -145,16 +132,12 @@ def try_values(
 def _grid(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Recipe]:
     """Change the recipe to each combination of values; return the recipes by the names of their folders."""
     columns = {name: as_python(column) for name, column in values.items()}
-    for name, column in (columns or {"values": None}).items():
-        if not isinstance(column, tuple) or not column:
-            raise ValueError(f"{name} must be a list of values to try. Received: {column!r:.200}")
-    runs: dict[str, Recipe] = {}
-    for combination in itertools.product(*columns.values()):
-        changed = recipe.replace(**dict(zip(columns, combination, strict=True)))
-        name = ",".join(f"{field}={_file_name(str(getattr(changed, field)))}" for field in columns)
-        if name in runs:
-            raise ValueError(f"The values to try must differ. Received twice: {name}")
-        runs[name] = changed
+    if not columns or not all(isinstance(column, tuple) and column for column in columns.values()):
+        raise ValueError(f"values must be a list of values to try for each field. Received: {values!r:.200}")
+    found = [recipe.replace(**dict(zip(columns, each, strict=True))) for each in itertools.product(*columns.values())]
+    runs = {",".join(f"{field}={_file_name(str(getattr(one, field)))}" for field in columns): one for one in found}
+    if len(runs) < len(found):
+        raise ValueError(f"The values to try must differ. Received: {values!r:.200}")
     return runs
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_vit._util.checks import as_path, given
 from keras_vit._util.text import warn
-from keras_vit.errors import FileUnavailableError, UnknownModelError
+from keras_vit.errors import CheckpointError, FileUnavailableError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, canonical_name, check_fields
 from keras_vit.zoo.cards import Card, Weights, alias, card, select
 
 if TYPE_CHECKING:
+    from keras_vit.converters.source import Checkpoint
     from keras_vit.dense.model import DenseModel
     from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -226,52 +228,130 @@ def _exists(text: str) -> bool:
 
 
 def load_resolved(
+    resolved: ResolvedModel, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **how: Any
+) -> VisionTransformer:
+    """Load the model that `resolve` found; a model of maps is a CheckpointError. `how` is as for `open_model`."""
+    with open_model(resolved, changes, **how) as opened:
+        if opened.has_maps:
+            raise CheckpointError(f"{resolved.source} has a model of maps: keras_vit.dense.load opens it")
+        return opened.load(dtype)
+
+
+def load_any(
+    resolved: ResolvedModel, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **how: Any
+) -> VisionTransformer | DenseModel:
+    """Load the model that `resolve` found, also one of maps, which keeps its dtype. `how` is as for `open_model`."""
+    with open_model(resolved, changes, **how) as opened:
+        return opened.load(dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenModel:
+    """A model whose headers are read, and not yet its weights. TensorFlow starts with `load`."""
+
+    config: ViTConfig  # of what `load` returns, or of its backbone
+    load: Callable[[Any], Any]  # dtype -> VisionTransformer, or a DenseModel if it `has_maps`
+    has_maps: bool = False
+
+
+@contextlib.contextmanager
+def open_model(
     resolved: ResolvedModel,
     changes: Mapping[str, Any] | None = None,
     *,
     which: str | None = None,
-    dtype: Any = None,
     **file_facts: Any,
-) -> VisionTransformer:
-    """Load the model that `resolve` found. Errors are those of `load` or, for a file, of `converters.load`.
+) -> Iterator[OpenModel]:
+    """Fetch and open what `resolve` found, once, for a `with` statement.
 
     `changes` are fields of ViTConfig; for a file, image_size, patch_size and num_classes alone. Only a file takes
-    `file_facts`, the config and format of `converters.load`.
+    `file_facts`, the config and format of `converters.load`. Errors are those of `load` or, for a file, of
+    `converters.load`.
     """
-    from keras_vit import converters
-
     changes, expected = dict(changes or {}), resolved.expected_config
-    if expected is None:
-        if others := sorted(changes.keys() - {*_FILE_CHANGES}):
-            raise ValueError(
-                f"A file is loaded with another {', '.join(_FILE_CHANGES)} only. Received: {others}. For other fields: "
-                "model.with_config(model.config.replace(...))"
-            )
-        return converters.load(fetch_source(resolved), **changes, **file_facts, which=which, dtype=dtype)
-    _check_no_facts(resolved, file_facts)
-    if resolved.source is None:
-        from keras_vit.model.vision_transformer import VisionTransformer
-
+    if expected is not None:
+        _check_no_facts(resolved, file_facts)
+    elif others := sorted(changes.keys() - {*_FILE_CHANGES}):
+        raise ValueError(
+            f"A file is loaded with another {', '.join(_FILE_CHANGES)} only. Received: {others}. For other fields: "
+            "model.with_config(model.config.replace(...))"
+        )
+    if expected is not None and resolved.source is None:
         _check_no_facts(resolved, {"which": which})
-        return VisionTransformer(_random_config(expected, changes), dtype=dtype)
+        config = _random_config(expected, changes)
+        yield OpenModel(config=config, load=functools.partial(_create, config))
+        return
     from keras_vit.converters.containers import find_weights, is_keras_file
-    from keras_vit.converters.loading import build
+    from keras_vit.converters.facts import to_facts
     from keras_vit.converters.source import open_checkpoint
 
-    path = fetch_source(resolved)
-    if is_keras_file(find_weights(path)):  # states everything itself
-        model = converters.load(path, which=which, dtype=dtype)
-        _check_architecture(path, model.config, expected)
-        return model.with_config(model.config.replace(**changes)) if changes else model
-    wanted: dict[str, Any] = {"which": which, "wanted_size": changes.get("image_size")}
-    with open_checkpoint(path, expected=vars(expected), **wanted) as checkpoint:
-        _check_architecture(path, checkpoint.config, expected)
-        # Of a published file that nothing describes, the card knows better than its format's defaults.
-        is_described = checkpoint.known.is_described or resolved.published is None
-        unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes), is_described=is_described)
-        for text in checkpoint.told if resolved.published is None else ():
-            warn(text)
-        return build(checkpoint, {**unstated, **changes}, dtype=dtype)
+    file = find_weights(fetch_source(resolved))
+    if is_keras_file(file):
+        yield _open_keras(file, expected, changes, which=which, **file_facts)
+        return
+    with open_checkpoint(
+        file,
+        facts=to_facts(file_facts.get("config")),
+        format=file_facts.get("format"),
+        which=which,
+        expected=None if expected is None else vars(expected),
+        wanted_size=changes.get("image_size"),
+    ) as checkpoint:
+        if expected is not None:
+            _check_architecture(file, checkpoint.config, expected)
+        load = functools.partial(_load_checkpoint, resolved, checkpoint, changes)
+        yield OpenModel(config=checkpoint.written.replace(**changes), load=load)
+
+
+def _create(config: ViTConfig, dtype: Any) -> VisionTransformer:
+    from keras_vit.model.vision_transformer import VisionTransformer
+
+    return VisionTransformer(config, dtype=dtype)
+
+
+def _open_keras(file: Path, expected: ViTConfig | None, changes: Mapping[str, Any], **file_facts: Any) -> OpenModel:
+    """Read the config of a .keras file, which states everything itself."""
+    from keras_vit import converters
+    from keras_vit.dense.config import read_backbone_config
+
+    if expected is None and (backbone := read_backbone_config(file)) is not None:
+        from keras_vit.converters.config_json import check_keras_facts
+
+        check_keras_facts(**file_facts)
+        load = functools.partial(_load_maps, file, changes)
+        return OpenModel(config=backbone.replace(**changes), load=load, has_maps=True)
+    config = converters.read_config(file, **file_facts)
+    if expected is not None:
+        _check_architecture(file, config, expected)
+    return OpenModel(config=config.replace(**changes), load=functools.partial(_load_keras, file, changes))
+
+
+def _load_maps(file: Path, changes: Mapping[str, Any], dtype: Any) -> DenseModel:
+    from keras_vit.dense.loading import load_stored
+
+    del dtype
+    return load_stored(file, changes)
+
+
+def _load_keras(file: Path, changes: Mapping[str, Any], dtype: Any) -> VisionTransformer:
+    from keras_vit.converters.loading import load_keras
+
+    return load_keras(file, changes, dtype=dtype)
+
+
+def _load_checkpoint(
+    resolved: ResolvedModel, checkpoint: Checkpoint, changes: Mapping[str, Any], dtype: Any
+) -> VisionTransformer:
+    from keras_vit.converters.loading import build, load_opened
+
+    if resolved.is_file:
+        return load_opened(checkpoint, changes, dtype=dtype)
+    # Of a published file that nothing describes, the card knows better than its format's defaults.
+    is_described = checkpoint.known.is_described or resolved.published is None
+    unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes), is_described=is_described)
+    for text in checkpoint.told if resolved.published is None else ():
+        warn(text)
+    return build(checkpoint, {**unstated, **changes}, dtype=dtype)
 
 
 def _check_no_facts(resolved: ResolvedModel, file_facts: Mapping[str, Any]) -> None:
@@ -350,65 +430,3 @@ def _unstated(defaults: Mapping[str, Any], config: ViTConfig, *, is_described: b
     if names and (config.labels is not None or len(labels.read(names)) != config.num_classes):
         del unstated["labels"]
     return unstated
-
-
-# ---- for the commands and for train.run
-
-
-def load_any(
-    resolved: ResolvedModel,
-    changes: Mapping[str, Any] | None = None,
-    *,
-    which: str | None = None,
-    dtype: Any = None,
-    **file_facts: Any,
-) -> VisionTransformer | DenseModel:
-    """Load what `resolve` found as `load_resolved` does, also a stored model of maps, which keeps its dtype."""
-    if read_maps_config(resolved) is not None:
-        from keras_vit.dense.loading import load_stored
-
-        _check_no_facts(resolved, {**file_facts, "which": which})
-        return load_stored(fetch_source(resolved), given(**(changes or {})))
-    return load_resolved(resolved, changes, which=which, dtype=dtype, **file_facts)
-
-
-def read_maps_config(resolved: ResolvedModel) -> ViTConfig | None:
-    """Read the config of the backbone of a stored model of maps; None for any other model."""
-    if not resolved.is_file:
-        return None
-    from keras_vit.dense.config import read_backbone_config
-
-    return read_backbone_config(fetch_source(resolved))
-
-
-def read_config(
-    resolved: ResolvedModel,
-    changes: Mapping[str, Any] | None = None,
-    *,
-    which: str | None = None,
-    **file_facts: Any,
-) -> ViTConfig:
-    """Read the config of what `load_resolved` would load, from headers, without TensorFlow; errors likewise."""
-    changes = changes or {}
-    expected = resolved.expected_config
-    if expected is not None:
-        _check_no_facts(resolved, file_facts)
-        if resolved.source is None:
-            _check_no_facts(resolved, {"which": which})
-            return _random_config(expected, changes)
-    if (backbone := read_maps_config(resolved)) is not None:
-        return backbone.replace(**changes)
-    path = fetch_source(resolved)
-    from keras_vit import converters
-    from keras_vit.converters.containers import find_weights, is_keras_file
-    from keras_vit.converters.source import open_checkpoint
-
-    wanted_size = changes.get("image_size")
-    if expected is None or is_keras_file(find_weights(path)):
-        config = converters.read_config(path, **file_facts, which=which, image_size=wanted_size)
-    else:
-        with open_checkpoint(path, expected=vars(expected), which=which, wanted_size=wanted_size) as checkpoint:
-            config = checkpoint.written
-    if expected is not None:
-        _check_architecture(path, config, expected)
-    return config.replace(**changes)

@@ -10,8 +10,8 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import FLOAT16, INT8, Integers, Operators, Storage, static_dim
+from keras_vit.export.litert.plan import image_config
 from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter, PendingTensor, honours, source, writes
-from keras_vit.export.modes import image_config
 from keras_vit.model import layers as vit
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.attention import MASKED, MergeHeads, SplitHeads
@@ -39,7 +39,7 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> PendingTensor:
     rows, columns = static_dim(x.shape[1]) // height, static_dim(x.shape[2]) // width
     covers_image = x.shape[1:3] == (rows * height, columns * width)
     name = layer.name
-    if file.options.patches == "convolution" or height != width or not covers_image:
+    if file.plan.patches == "convolution" or height != width or not covers_image:
         x = ops.convolution(x, kernel, bias, name, strides=(height, width), same=False)
         x = ops.reshape(x, (x.shape[0], rows * columns, len(kernel)), f"{name}/tokens")
     else:
@@ -95,7 +95,7 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> PendingTens
     ops, name, stream = file.ops, layer.name, file.stream
     tables = (folding.float64(weights) for weights in (layer.embedding, layer.positions))
     words, positions = (folding.to_stream(table, stream) for table in tables)
-    file.inputs["ids"] = ids = ops.builder.input("ids", (file.options.batch, layer.max_length), "int32")
+    file.inputs["ids"] = ids = ops.builder.input("ids", (file.plan.batch, layer.max_length), "int32")
     storage = ops.storage.storage_of("EMBEDDING_LOOKUP", name)
 
     def rows_of(table: np.ndarray | Integers, name: str, storage: Storage = storage) -> Tensor:
@@ -283,7 +283,7 @@ def class_attention(file: FileWriter) -> Tensor:
     file.read(block.output)
     heads = block.attention.num_heads
     weights = file.attention
-    assert weights is not None  # `Options.check` refuses models without attention
+    assert weights is not None  # the check of the options refuses models without attention
     batch, tokens = weights.shape[0], static_dim(weights.shape[-1])
     if len(weights.shape) == 3:
         weights = ops.reshape(weights, (batch, heads, static_dim(weights.shape[1]) // heads, tokens), "attention/heads")

@@ -13,8 +13,8 @@ from keras_vit.export.litert.encoder import first_tokens, merge_heads, split_hea
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.layers import apply_affine, mlp, norm, write_dense
 from keras_vit.export.litert.operators import Operators, static_dim
+from keras_vit.export.litert.plan import FilePlan, image_config
 from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, source, unsupported, writes
-from keras_vit.export.modes import Options, image_config
 from keras_vit.model import layers as vit
 from keras_vit.model import task as tasks
 from keras_vit.model.layers.tokens import EndTokenPooling
@@ -22,28 +22,28 @@ from keras_vit.model.layers.tokens import EndTokenPooling
 WRITERS = (dense_maps, encoder, images, layers, stem)  # importing these modules registers their writers
 
 
-def build_file(model: Any, options: Options) -> Builder:
+def build_file(model: Any, plan: FilePlan) -> Builder:
     """Build the file of a VisionTransformer, of any back end and dtype policy; the file computes in float32.
 
-    `options` are checked before. The signature is "image" -> "logits", "probabilities" or (without a head) "features",
-    and "attention" if asked for.
+    The options that the plan follows from are checked before. The signature is "image" -> "logits", "probabilities" or
+    (without a head) "features", and "attention" if asked for.
     """
-    file = FileWriter(model, Operators(Builder(), options.storage, options.rounded, norms=options.norms), options)
+    file = FileWriter(model, Operators(Builder(), plan.storage, plan.rounded, norms=plan.norms), plan)
     write_model(file)
     return file.ops.builder
 
 
 def write_model(file: FileWriter) -> None:
     """Write the layers of the file's model, and its signature."""
-    ops, options, model = file.ops, file.options, file.model
+    ops, plan, model = file.ops, file.plan, file.model
     ops.builder.description = f"{model.name}, a {type(model).__name__} by keras_vit"
-    second_output = {"attention": encoder.class_attention(file)} if options.attention else {}
+    second_output = {"attention": encoder.class_attention(file)} if plan.attention else {}
     task = tasks.of_model(model)
     if isinstance(model.output, dict):
         outputs = {name: layers.apply_affine(ops, file.read(tensor), name) for name, tensor in model.output.items()}
         ops.builder.signature(file.inputs, outputs)
         return
-    name = options.output_name(task.outputs)
+    name = plan.output_name(task.outputs)
     output = layers.apply_affine(ops, file.read(model.outputs[0]), task.outputs[0])
     if name == "probabilities":
         is_softmax = getattr(task, "probabilities", "softmax") == "softmax"
@@ -52,7 +52,7 @@ def write_model(file: FileWriter) -> None:
         size = image_config(model).size
         whole = output if output.shape[1:3] == size else ops.resize_bilinear(output, size, "logits/enlarged")
         output = ops.cast(ops.arg_max(whole, "classes/numbers"), "uint8", name)
-    if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
+    if unknown := sorted({*plan.smoothing, *plan.shifts} - set(file.norms)):
         raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
     ops.builder.signature(file.inputs, {name: output, **second_output})
 

@@ -9,8 +9,8 @@ import numpy as np
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.operators import Operators, static_dim
+from keras_vit.export.litert.plan import FilePlan, image_config
 from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, unknown_fields, writes
-from keras_vit.export.modes import Options, image_config
 from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.resizing import Matrix, Size, is_height_first, resize_matrix, resize_plan
 
@@ -41,14 +41,14 @@ honours(
 def write_input(file: FileWriter, layer: Any) -> PendingTensor:
     """Write the model's input, an image."""
     del layer
-    given = add_image_input(file.ops, image_config(file.model), file.options)
+    given = add_image_input(file.ops, image_config(file.model), file.plan)
     file.inputs["image"] = given.image
     if given.scale is None:
         return PendingTensor(given.tensor)
     return PendingTensor(given.tensor, Affine(given.scale, *np.zeros((2, len(given.scale)))))
 
 
-def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> ImageInput:
+def add_image_input(ops: Operators, config: ViTConfig, plan: FilePlan) -> ImageInput:
     """Add the file's input, called "image", and the operators that turn it into an image of the model's size.
 
     Of the normalization (x - mean) / std, only the shift is computed here; the first kernel applies the scale. The
@@ -56,9 +56,9 @@ def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> Imag
     only half of the range of 8 bits.
     """
     target = config.size
-    size = options.source_sides or target
-    image = ops.builder.input("image", (options.batch, *size, config.num_channels), options.input_dtype)
-    if options.input_dtype == "float32":
+    size = plan.source_size or target
+    image = ops.builder.input("image", (plan.batch, *size, config.num_channels), plan.input_dtype)
+    if plan.input_dtype == "float32":
         return ImageInput(image, image)
     preprocessing = config.preprocessing
     if fields := unknown_fields(preprocessing):
@@ -67,8 +67,8 @@ def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> Imag
             "prepared images, with input_dtype='float32'"
         )
     x = image
-    if options.source_size is not None:
-        x = _RESIZERS[options.resize](ops, x, target, preprocessing)
+    if plan.source_size is not None:
+        x = _RESIZERS[plan.resize](ops, x, target, preprocessing)
     std = np.broadcast_to(np.array(preprocessing.std), config.num_channels)
     mean = np.broadcast_to(np.array(preprocessing.mean), config.num_channels)
     shifted = ops.add(_cast_to_float(ops, x), ops.constant(-255 * mean, "image/shift"), "image/shifted")

@@ -87,7 +87,7 @@ def write_dense(file: FileWriter, layer: Any, x: Any, *, factor: float | None = 
 def norm(file: FileWriter, layer: Any, x: PendingTensor, name: str) -> PendingTensor:
     """Apply a LayerNormalization or an RMSNorm; its gain and shift are left to the layers that read the result.
 
-    With factors in `Options.smoothing`, the result is multiplied by them; the constants in `Options.shifts` are
+    With factors in `FilePlan.smoothing`, the result is multiplied by them; the constants in `FilePlan.shifts` are
     subtracted before. The gain and the constant of the affine make up for both.
     """
     ops = file.ops
@@ -105,7 +105,7 @@ def norm(file: FileWriter, layer: Any, x: PendingTensor, name: str) -> PendingTe
     reciprocal = ops.reciprocal_root(variance, name)
     steps = [(ops.multiply, reciprocal, "normal")]
     affine = folding.norm_affine(layer, scales)
-    shift, factors = file.options.shifts.get(name), file.options.smoothing.get(name)
+    shift, factors = file.plan.shifts.get(name), file.plan.smoothing.get(name)
     if shift is not None:
         steps.append((ops.subtract, ops.constant(np.asarray(shift, np.float64), f"{name}/constant"), "shifted"))
         affine = affine._replace(constant=affine.gain * shift)

@@ -122,7 +122,7 @@ class Operators:
     builder: Builder
     storage: StorageRules = field(default=FLOAT32)  # of the kernels of dense layers and convolutions
     rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> its new weights
-    norms: str = "float"  # how norms compute, as `Options.norms`; "int16" also replaces what has no kernel of 16 bits
+    norms: str = "float"  # how norms compute, as `FilePlan.norms`; "int16" also replaces what has no kernel of 16 bits
 
     def constant(self, array: np.ndarray, name: str) -> Tensor:
         """Add a float32 or integer parameter; float64 becomes float32."""

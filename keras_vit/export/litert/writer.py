@@ -18,7 +18,7 @@ import numpy as np
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, Array, DenseWeights, Stream
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.modes import Options
+from keras_vit.export.litert.plan import FilePlan
 
 # A writer takes the `FileWriter`, the layer and the Keras tensors that the layer reads, and returns a `PendingTensor`.
 Function = TypeVar("Function", bound=Callable[..., "PendingTensor"])
@@ -146,7 +146,7 @@ class FileWriter:
 
     model: keras.Model
     ops: Operators
-    options: Options
+    plan: FilePlan
     inputs: dict[str, Tensor] = field(default_factory=dict)  # of the file's signature
     norms: dict[str, Any] = field(default_factory=dict)  # name -> layer, of the norms written so far
     # Name of a norm -> largest |weight| of the dense layers that apply its gain, for each channel.
@@ -157,7 +157,7 @@ class FileWriter:
 
     def __post_init__(self) -> None:
         check_layers(self.model.operations)
-        scales = np.ones(1) if self.options.scales is None else np.asarray(self.options.scales, np.float64)
+        scales = np.ones(1) if self.plan.scales is None else np.asarray(self.plan.scales, np.float64)
         self.stream: Stream | None = None  # None: tokens of the residual stream stay as Keras computes them
         kinds = {layer.is_rms for layer in self.model._flatten_layers() if _is_norm(layer)}
         if _only_norms_read_stream(self.model) and len(kinds) == 1:

@@ -9,6 +9,7 @@ from keras import ops
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.base import BaseLayer, DenseRules, Dropout, LayerNormalization, glorot_uniform_matrix
 from keras_vit.model.layers.position_variants import as_rotary, relative_scores
+from keras_vit.model.layers.runtime import Shape, Tensor
 
 # Added to the scores of tokens that must not be attended to. The exponential of so small a score is exactly 0, and
 # float16, which has no numbers beyond 65,504, can hold it.
@@ -32,7 +33,7 @@ class SplitHeads(DenseRules, keras.layers.EinsumDense):
         self.use_bias = use_bias
         self.scale = scale
 
-    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return runtime.product_then(self, super().__call__, x, _heads_first, back=_heads_first, scale=self.scale)
 
     def get_config(self) -> dict[str, Any]:
@@ -55,7 +56,7 @@ class MergeHeads(DenseRules, keras.layers.EinsumDense):
         self.width = width
         self.use_bias = use_bias
 
-    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return runtime.product_then(self, super().__call__, _swap_heads_and_tokens(x), axes=2)
 
     def get_config(self) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class MultiHeadAttention(BaseLayer):
         self.dropout_rate = dropout_rate
         self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
-    def build(self, input_shape: tuple[Any, ...], *_: Any) -> None:
+    def build(self, input_shape: Shape, *_: Any) -> None:
         hidden_size = input_shape[-1]
         head_size = hidden_size // self.num_heads
         self.scale = head_size**-0.5
@@ -123,7 +124,9 @@ class MultiHeadAttention(BaseLayer):
         self.out = MergeHeads(hidden_size, use_bias=self.out_bias, name="out", **policy)
         self.out.build((None, None, *heads))
 
-    def call(self, queries: Any, attended: Any = None, relative: Any = None, training: bool | None = None) -> Any:
+    def call(
+        self, queries: Tensor, attended: Tensor = None, relative: Tensor = None, training: bool | None = None
+    ) -> Tensor:
         attended = queries if attended is None else attended
         query, key, added = self._score_inputs(queries, attended, relative)
         value = self.value(attended)
@@ -134,18 +137,18 @@ class MultiHeadAttention(BaseLayer):
             mixed = runtime.attend(query, key, added, value, training=training)
         return self.out(mixed if self.norm_epsilon is None else self._normalized(mixed))
 
-    def _normalized(self, mixed: Any) -> Any:
+    def _normalized(self, mixed: Tensor) -> Tensor:
         """Normalize each token of (batch, heads, tokens, head size) over all heads."""
         heads_last = _swap_heads_and_tokens(mixed)
         batch, tokens, heads, size = ops.shape(heads_last)
         joined = self.norm(ops.reshape(heads_last, (batch, tokens, heads * size)))
         return _swap_heads_and_tokens(ops.reshape(joined, (batch, tokens, heads, size)))
 
-    def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
+    def weights_of(self, queries: Tensor, attended: Tensor, relative: Tensor = None) -> Tensor:
         """Compute the attention weights, (batch, heads, queries, attended); every row sums to 1."""
         return runtime.attention_weights(*self._score_inputs(queries, attended, relative))
 
-    def _score_inputs(self, queries: Any, attended: Any, relative: Any) -> tuple[Any, Any, Any]:
+    def _score_inputs(self, queries: Tensor, attended: Tensor, relative: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries and keys of every head, and the bias that is added to their products, or None."""
         query, key = self._split(queries) if self.query is None else self.query(queries), self.key(attended)
         if self.rotary is not None:
@@ -158,7 +161,7 @@ class MultiHeadAttention(BaseLayer):
             return query, key, None if relative is None else relative_scores(query, relative)
         return query, key, relative[:, :, : query.shape[2]]
 
-    def _split(self, queries: Any) -> Any:
+    def _split(self, queries: Tensor) -> Tensor:
         """Scale queries that are not projected, and turn them into (batch, heads, tokens, head size)."""
         batch, tokens, width = ops.shape(queries)
         by_head = ops.reshape(queries, (batch, tokens, self.num_heads, width // self.num_heads))
@@ -168,10 +171,10 @@ class MultiHeadAttention(BaseLayer):
         return {**super().get_config(), "rotary": None if self.rotary is None else dataclasses.asdict(self.rotary)}
 
 
-def _heads_first(x: Any, *, scale: float) -> Any:
+def _heads_first(x: Tensor, *, scale: float) -> Tensor:
     """Turn (batch, tokens, heads, head size) into (batch, heads, tokens, head size), times `scale`; or the reverse."""
     return _swap_heads_and_tokens(x if scale == 1.0 else x * scale)
 
 
-def _swap_heads_and_tokens(x: Any) -> Any:
+def _swap_heads_and_tokens(x: Tensor) -> Tensor:
     return ops.transpose(x, (0, 2, 1, 3))

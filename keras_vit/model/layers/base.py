@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers import runtime
+from keras_vit.model.layers.runtime import Shape, Tensor
 
 # As in the paper's code: vit_jax/models_vit.py, models_resnet.py; big_vision for the probe.
 _INITIALIZERS: dict[str, Callable[[], keras.initializers.Initializer]] = {
@@ -77,7 +78,7 @@ def dense_layer(units: int, **options: Any) -> keras.layers.Dense:
 class BaseLayer(keras.layers.Layer):
     """A layer whose output has the shape of its input; each argument of `__init__` is an attribute of the same name."""
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape, *_: Any) -> Shape:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -88,15 +89,15 @@ class BaseLayer(keras.layers.Layer):
 
 
 # ops.gelu is not exact enough: TensorFlow rounds its constants to float32 (errors of 5e-10 and 5e-9 in float64).
-def _gelu_tanh(x: Any) -> Any:
+def _gelu_tanh(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + ops.tanh(0.7978845608028654 * (x + 0.044715 * ops.power(x, 3))))
 
 
-def _gelu_erf(x: Any) -> Any:
+def _gelu_erf(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + ops.erf(x / 1.4142135623730951))
 
 
-def _gelu_quick(x: Any) -> Any:
+def _gelu_quick(x: Tensor) -> Tensor:
     return x * ops.sigmoid(QUICK_SLOPE * x)
 
 
@@ -104,11 +105,11 @@ LEAKY_SLOPE = 0.01  # PyTorch's
 QUICK_SLOPE = 1.702  # OpenAI's
 
 
-def _leaky_relu(x: Any) -> Any:
+def _leaky_relu(x: Tensor) -> Tensor:
     return ops.maximum(x, LEAKY_SLOPE * x)
 
 
-def _linear(x: Any) -> Any:
+def _linear(x: Tensor) -> Tensor:
     return x
 
 
@@ -146,17 +147,17 @@ class LayerNormalization(keras.layers.LayerNormalization):
         self.is_rms = is_rms
         self.is_fused = is_fused
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         axis = self.axis
         super().build(input_shape)
         self.axis = axis  # Keras 3.16 would count it from the front, and the final norm reads inputs of two ranks
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         runtime.observe(self.path, inputs)
         normalize = self._divide_by_rms if self.is_rms else super().call
         return runtime.layer_norm(self, normalize, inputs) if self.is_fused else normalize(inputs)
 
-    def _divide_by_rms(self, x: Any) -> Any:
+    def _divide_by_rms(self, x: Tensor) -> Tensor:
         return ops.cast(runtime.divide_by_rms(x, self.gamma, epsilon=self.epsilon), self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
@@ -174,11 +175,11 @@ class LayerScale(BaseLayer):
         super().__init__(**kwargs)
         self.initial = initial
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         constant = keras.initializers.Constant(self.initial)
         self.gamma = self.add_weight(shape=(input_shape[-1],), initializer=constant, name="gamma")
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         return x * self.gamma
 
 
@@ -186,7 +187,7 @@ class LayerScale(BaseLayer):
 class L2Normalization(BaseLayer):
     """Divide each feature by its Euclidean norm. A feature of zeros stays zero, and its gradient is finite."""
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
         return x * ops.rsqrt(ops.maximum(squares, 1e-24))
 
@@ -195,7 +196,7 @@ class L2Normalization(BaseLayer):
 class Dropout(keras.layers.Dropout):
     """Keras' Dropout, which takes its seeds from `runtime.random_scope` inside of it."""
 
-    def call(self, inputs: Any, training: bool | None = False) -> Any:
+    def call(self, inputs: Tensor, training: bool | None = False) -> Tensor:
         if not training or not self.rate:
             return inputs
         seed = runtime.seed_generator(self.seed_generator)
@@ -211,7 +212,7 @@ class StochasticDepth(BaseLayer):
         self.rate = rate
         self.seed_generator = keras.random.SeedGenerator() if rate else None
 
-    def call(self, x: Any, training: bool | None = None) -> Any:
+    def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         if not training or self.seed_generator is None:
             return x
         shape = (ops.shape(x)[0],) + (1,) * (len(x.shape) - 1)

@@ -20,6 +20,7 @@ from keras_vit.model.layers.base import (
     dense_layer,
     initializer,
 )
+from keras_vit.model.layers.runtime import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -31,7 +32,7 @@ class Dense(DenseRules, keras.layers.Dense):
         self.after = None if activation is None else activation_function(activation)
         self.activation_name = activation
 
-    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return runtime.product_then(self, super().__call__, x, self.after)
 
     def get_config(self) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class MLP(BaseLayer):
         self.dropout_rate = dropout_rate
         self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         hidden_shape = (*input_shape[:-1], self.mlp_dim)
         self.dense1 = Dense(
             self.mlp_dim, activation=None if self.gated else self.activation, name="dense1", **self._options()
@@ -89,7 +90,7 @@ class MLP(BaseLayer):
             "dtype": self.dtype_policy,
         }
 
-    def call(self, x: Any, training: bool | None = None) -> Any:
+    def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         x = self.gate(x) * self.dense1(x) if self.gated else self.dense1(x)
         if self.norm_epsilon is not None:
             x = self.norm(x)
@@ -169,7 +170,7 @@ class EncoderBlock(BaseLayer):
             self.scale1 = LayerScale(config.layer_scale, name="scale1", **policy)
             self.scale2 = LayerScale(config.layer_scale, name="scale2", **policy)
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         parts = (self.norm1, self.attention, self.norm2, self.mlp, self.depth, self.scale1, self.scale2)
         for part in parts:
             if part is not None:
@@ -178,24 +179,24 @@ class EncoderBlock(BaseLayer):
             batch, tokens, hidden_size = input_shape
             self.token_mlp.build((batch, hidden_size, tokens))
 
-    def call(self, x: Any, relative: Any = None, training: bool | None = None) -> Any:
+    def call(self, x: Tensor, relative: Tensor = None, training: bool | None = None) -> Tensor:
         tensors = (x,) if relative is None else (x, relative)
         # With dropout all tokens are computed, so that the masks of a seed do not depend on `final_tokens`.
         draws = training and (self.config.dropout_rate or self.config.attention_dropout_rate)
         tokens = None if draws else runtime.tokens_to_compute(self.final_tokens)
         return runtime.as_one_block(self._residuals, *tensors, tokens=tokens, training=training)
 
-    def _residuals(self, x: Any, relative: Any = None, *, tokens: int | None, training: bool | None) -> Any:
+    def _residuals(self, x: Tensor, relative: Tensor = None, *, tokens: int | None, training: bool | None) -> Tensor:
         """Compute equations 2 and 3 for the first `tokens` of x (None: for all)."""
 
-        def drop(branch: Any, scale: Any) -> Any:
+        def drop(branch: Tensor, scale: Tensor) -> Tensor:
             return self.depth(branch if scale is None else scale(branch), training=training)
 
         mixed = self._mix(self.norm1(x), relative, tokens, training)
         x = _first(x, tokens) + drop(mixed, self.scale1)
         return x + drop(self.mlp(self.norm2(x), training=training), self.scale2)
 
-    def _mix(self, x: Any, relative: Any, tokens: int | None, training: bool | None) -> Any:
+    def _mix(self, x: Tensor, relative: Tensor, tokens: int | None, training: bool | None) -> Tensor:
         """Mix the tokens: results for the first `tokens`, which attend to all."""
         if self.attention is not None:
             mixed = self.attention(_first(x, tokens), x, relative=relative, training=training)
@@ -203,7 +204,7 @@ class EncoderBlock(BaseLayer):
             mixed = _first(ops.swapaxes(self.token_mlp(ops.swapaxes(x, 1, 2), training=training), 1, 2), tokens)
         return self.dropout(mixed, training=training)
 
-    def attention_weights(self, x: Any, relative: Any = None) -> Any:
+    def attention_weights(self, x: Tensor, relative: Tensor = None) -> Tensor:
         """Compute the attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""
         x = self.norm1(x)
         return self.attention.weights_of(x, x, relative)
@@ -221,5 +222,5 @@ class EncoderBlock(BaseLayer):
         return super().from_config({"config": block, **{k: v for k, v in config.items() if k not in names}})
 
 
-def _first(x: Any, tokens: int | None) -> Any:
+def _first(x: Tensor, tokens: int | None) -> Tensor:
     return x if tokens is None else x[:, :tokens]

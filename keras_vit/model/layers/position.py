@@ -9,6 +9,7 @@ from keras import ops
 from keras_vit import position
 from keras_vit.model.layers.base import BaseLayer, initializer
 from keras_vit.model.layers.position_variants import concatenated_axes
+from keras_vit.model.layers.runtime import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -34,7 +35,7 @@ class PositionEmbedding(BaseLayer):
         self.kind = kind
         self.method = method
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         hidden_size = input_shape[-1]
         if self.kind == "sincos2d":
             dtype = "float64" if self.compute_dtype == "float64" else "float32"
@@ -55,11 +56,11 @@ class PositionEmbedding(BaseLayer):
             "sincos2d": {},
         }[self.kind]
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         table = self.table()
         return x + (ops.cast(table, x.dtype) if self.kind == "sincos2d" else table)
 
-    def table(self) -> Any:
+    def table(self) -> Tensor:
         """Compute the embedding that is added to the tokens, (1, tokens, hidden_size)."""
         if self.kind == "sincos2d":
             return self.fixed

@@ -10,16 +10,17 @@ from keras import ops
 
 from keras_vit import position
 from keras_vit.model.layers.base import BaseLayer, dense_layer, initializer
+from keras_vit.model.layers.runtime import Shape, Tensor
 
 
-def concatenated_axes(along_x: Any, along_y: Any, grid: tuple[int, int], prefix_tokens: int) -> Any:
+def concatenated_axes(along_x: Tensor, along_y: Tensor, grid: tuple[int, int], prefix_tokens: int) -> Tensor:
     """Compute the embedding of all tokens, (1, tokens, hidden_size), of "learned2d".
 
     It concatenates an embedding of the column and one of the row, each half as wide: (1, prefix_tokens + columns or
     rows, width). Both tables have a row for each prefix token, which the paper does not say.
     """
 
-    def repeat(table: Any, axis: int) -> Any:
+    def repeat(table: Tensor, axis: int) -> Tensor:
         """Repeat a table of columns or rows along the other `axis`, so that it covers all tokens."""
         prefix, line = table[:, :prefix_tokens], table[:, prefix_tokens:]
         patches = ops.broadcast_to(ops.expand_dims(line, axis), (1, *grid, table.shape[-1]))
@@ -47,15 +48,15 @@ class RelativePosition(BaseLayer):
         self.num_heads = num_heads
         self.prefix_tokens = prefix_tokens
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         self.table = self.add_weight(
             shape=self.compute_output_shape(input_shape), initializer=initializer("position"), name="relative_embedding"
         )
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         return ops.cast(self.table, x.dtype)
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         tokens = self.prefix_tokens + self.grid[0] * self.grid[1]
         return (2 * tokens - 1, self.num_heads, input_shape[-1] // self.num_heads)
 
@@ -77,7 +78,7 @@ class RelativePosition(BaseLayer):
         self.table.assign(store["relative_embedding"])
 
 
-def relative_scores(query: Any, table: Any) -> Any:
+def relative_scores(query: Tensor, table: Tensor) -> Tensor:
     """Multiply queries with the embeddings of their offsets to all tokens.
 
     `query` has the first Q of N tokens, (batch, heads, Q, head size); `table` is (2N - 1, heads, head size), the result
@@ -128,7 +129,7 @@ class RelativeBias(BaseLayer):
             self.dense1 = dense_layer(mlp_dim, activation="relu", name="dense1", **options)
             self.dense2 = dense_layer(num_heads, name="dense2", **options)
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         if self.mlp_dim is not None:
             self.dense1.build((None, 2))
             self.dense2.build((None, self.mlp_dim))
@@ -136,7 +137,7 @@ class RelativeBias(BaseLayer):
         rows = position.bias_rows(self.grid, self.prefix_tokens)
         self.table = self.add_weight(shape=(rows, self.num_heads), initializer=initializer("position"), name="table")
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         table = self.table if self.mlp_dim is None else self._computed_table(x.dtype)
         numbers, shape = bias_numbers(self.grid, self.prefix_tokens), self.compute_output_shape(x.shape)
         # Along the last axis: the gradient of rows that are taken would be sparse.
@@ -146,7 +147,7 @@ class RelativeBias(BaseLayer):
         rows = self.dense2(self.dense1(ops.cast(log_offsets(self.grid), dtype)))
         return ops.pad(rows, ((0, 3 if self.prefix_tokens else 0), (0, 0)))
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         tokens = self.prefix_tokens + self.grid[0] * self.grid[1]
         return (1, self.num_heads, tokens, tokens)
 
@@ -204,7 +205,7 @@ class Rotary:
     axes: str = "yx"
     block: int | None = None
 
-    def turn(self, x: Any, learned: Any = None) -> Any:
+    def turn(self, x: Tensor, learned: Tensor = None) -> Tensor:
         """Turn queries or keys (batch, heads, tokens, head size): the first tokens of a sequence, or all.
 
         `learned` is the result of a `RotaryFrequencies`, if there is one.
@@ -220,7 +221,7 @@ class Rotary:
             )
         return x * cosines + self._quarter_turn(x) * sines
 
-    def _quarter_turn(self, x: Any) -> Any:
+    def _quarter_turn(self, x: Tensor) -> Tensor:
         """Replace every pair (a, b) by (-b, a)."""
         if not self.interleaved:
             first, second = ops.split(x, 2, axis=-1)
@@ -276,7 +277,7 @@ class RotaryFrequencies(BaseLayer):
         self.num_heads = num_heads
         self.head_size = head_size
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         shape = (2, self.num_layers, self.num_heads, self.head_size // 2)
         self.frequencies = self.add_weight(shape=shape, initializer=self._initial, name="frequencies")
 
@@ -289,18 +290,18 @@ class RotaryFrequencies(BaseLayer):
         frequencies = np.tile(rotary_frequencies(self.rotary["theta"], self.head_size), 2)
         return ops.cast(ops.stack([ops.cos(angles), ops.sin(angles)]) * ops.cast(frequencies, angles.dtype), dtype)
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         coordinates = ops.cast(rotary_coordinates(as_rotary(self.rotary)), x.dtype)
         angles = rotary_angles(coordinates, ops.cast(self.frequencies, x.dtype))
         return ops.concatenate([ops.cos(angles), ops.sin(angles)], axis=-1)
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         rotary = as_rotary(self.rotary)
         tokens = rotary.prefix_tokens + rotary.grid[0] * rotary.grid[1]
         return (self.num_layers, self.num_heads, tokens, self.head_size)
 
 
-def rotary_angles(coordinates: Any, frequencies: Any) -> Any:
+def rotary_angles(coordinates: Tensor, frequencies: Tensor) -> Tensor:
     """Angles (num_layers, num_heads, tokens, head size / 2) of the arrays or tensors of a RotaryFrequencies."""
     first, second = (coordinates[:, axis, None] * frequencies[axis][:, :, None] for axis in (0, 1))
     return first + second

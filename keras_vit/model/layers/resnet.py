@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers.base import BaseLayer, initializer
+from keras_vit.model.layers.runtime import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -35,13 +36,13 @@ class StandardizedConv2D(BaseLayer):
         self.epsilon_place = epsilon_place
         self.symmetric = symmetric
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         shape = (self.kernel_size, self.kernel_size, input_shape[-1], self.filters)
         self.kernel = self.add_weight(
             shape=shape, initializer=initializer("convolution"), name="kernel", autocast=False
         )
 
-    def standardized_kernel(self) -> Any:
+    def standardized_kernel(self) -> Tensor:
         """Compute the kernel that the convolution applies, in the dtype of the variable."""
         kernel = ops.convert_to_tensor(self.kernel)
         kernel = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
@@ -50,14 +51,14 @@ class StandardizedConv2D(BaseLayer):
             return kernel / (ops.sqrt(variance) + self.epsilon)
         return kernel / ops.sqrt(variance + self.epsilon)
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         kernel = ops.cast(self.standardized_kernel(), x.dtype)
         if self.symmetric:
             x = _pad_sides(x, self.kernel_size // 2)
         padding = "valid" if self.symmetric else "same"
         return ops.conv(x, kernel, strides=self.strides, padding=padding, data_format="channels_last")
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         height, width = (-(-side // self.strides) for side in input_shape[1:3])
         return (input_shape[0], height, width, self.filters)
 
@@ -77,20 +78,20 @@ class GroupNormalization(BaseLayer):
         self.groups = groups
         self.gamma_initializer = gamma_initializer
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         channels = (input_shape[-1],)
         # Not cast to the compute dtype: the statistics are at least float32, as in LayerNorm.
         self.gamma = self.add_weight(shape=channels, initializer=self.gamma_initializer, name="gamma", autocast=False)
         self.beta = self.add_weight(shape=channels, initializer="zeros", name="beta", autocast=False)
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         wide = ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
         centered = wide - self._group_mean(ops.mean(wide, axis=(1, 2)))
         variance = self._group_mean(ops.mean(ops.square(centered), axis=(1, 2)))
         scale = ops.rsqrt(variance + self.epsilon) * ops.cast(self.gamma, wide.dtype)
         return ops.cast(centered * scale + ops.cast(self.beta, wide.dtype), x.dtype)
 
-    def _group_mean(self, channels: Any) -> Any:
+    def _group_mean(self, channels: Tensor) -> Tensor:
         """Turn (batch, channels) into (batch, 1, 1, channels) in which every channel has the mean of its group."""
         width = channels.shape[-1]
         mean = ops.mean(ops.reshape(channels, (-1, self.groups, width // self.groups)), axis=-1)
@@ -148,18 +149,18 @@ class ResNetRoot(_ResNetLayer):
         self.conv = self._new_conv("conv", width, 7, 2)
         self.gn: Any = self._new_norm("gn") if self.version == 1 else None
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         self.conv.build(input_shape)
         if self.gn is not None:
             self.gn.build(self.conv.compute_output_shape(input_shape))
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         if self.gn is None:
             return ops.max_pool(_pad_sides(self.conv(x), 1), 3, 2, padding="valid", data_format="channels_last")
         x = ops.relu(self.gn(self.conv(x)))
         return ops.max_pool(x, 3, strides=2, padding="same", data_format="channels_last")
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         batch, height, width, channels = self.conv.compute_output_shape(input_shape)
         return (batch, -(-height // 2), -(-width // 2), channels)
 
@@ -183,7 +184,7 @@ class ResNetUnit(_ResNetLayer):
         self.conv_proj: Any = None
         self.gn_proj: Any = None
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         if input_shape[-1] != self.channels or self.strides != 1:
             self.conv_proj = self._new_conv("conv_proj", self.channels, 1, self.strides)
             self.conv_proj.build(input_shape)
@@ -197,7 +198,7 @@ class ResNetUnit(_ResNetLayer):
             norm.build(output_shape if self.version == 1 else shape)
             shape = output_shape
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         if self.version == 2:
             first = ops.relu(self.gn1(x))
             shortcut = x if self.conv_proj is None else self.conv_proj(first)
@@ -208,9 +209,9 @@ class ResNetUnit(_ResNetLayer):
         x = ops.relu(self.gn2(self.conv2(x)))
         return ops.relu(shortcut + self.gn3(self.conv3(x)))
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return self.conv3.compute_output_shape(self.conv2.compute_output_shape(input_shape))
 
 
-def _pad_sides(x: Any, width: int) -> Any:
+def _pad_sides(x: Tensor, width: int) -> Tensor:
     return ops.pad(x, ((0, 0), (width, width), (width, width), (0, 0)))

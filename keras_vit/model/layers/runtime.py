@@ -23,6 +23,8 @@ from typing import Any, TypeAlias
 import keras
 from keras import ops
 
+Tensor: TypeAlias = Any  # of Keras' back end, or symbolic: Keras has no class for both
+Shape: TypeAlias = tuple[Any, ...]  # int for each axis, None where it may have any size
 # (function, **settings) -> a compiled function of tensors that computes function(*tensors, **settings), with gradient.
 # Its gradient is gradient(upstream, *tensors, **settings) if that is given; keeps_first=False: without the first.
 Compiler: TypeAlias = Callable[..., Callable[..., Any]]
@@ -84,7 +86,7 @@ def observe_norms(observer: Observer) -> contextlib.AbstractContextManager[None]
     return _change(observer=observer)
 
 
-def observe(path: str, x: Any) -> None:
+def observe(path: str, x: Tensor) -> None:
     """Show the input of a layer to the observer, if there is one."""
     if (observer := settings().observer) is not None:
         observer(path, x)
@@ -119,7 +121,7 @@ def seed_generator(own: keras.random.SeedGenerator) -> keras.random.SeedGenerato
     return own if seeds is None else _FixedSeed(seeds.next())
 
 
-def as_one_block(function: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
+def as_one_block(function: Callable[..., Any], *tensors: Tensor, **options: Any) -> Any:
     """Call function(*tensors, **options), with equal random numbers when `random_scope(remat=True)` recomputes it.
 
     `options` are known when the layer is called; all tensors are in `tensors`, because the recomputation treats tensors
@@ -129,7 +131,7 @@ def as_one_block(function: Callable[..., Any], *tensors: Any, **options: Any) ->
     if outside.seeds is None:
         return function(*tensors, **options)
 
-    def call_with_seed(seed: Any, *tensors: Any) -> Any:
+    def call_with_seed(seed: Any, *tensors: Tensor) -> Any:
         # The settings of the first call: when the gradient recomputes the block, its contexts may have ended.
         with _use(dataclasses.replace(outside, seeds=_Seeds(seed, inside_block=True), remat=False)):
             return function(*tensors, **options)
@@ -166,7 +168,7 @@ def uninitialized() -> Iterator[None]:
 def product_then(
     layer: keras.layers.Layer,
     call: Callable[[Any], Any],
-    x: Any,
+    x: Tensor,
     after: Callable[..., Any] | None = None,
     *,
     back: Callable[..., Any] | None = None,
@@ -202,7 +204,7 @@ def product_then(
     return compiler(add_bias_and_apply, after=after, shape=shape, **options)(product, *bias)
 
 
-def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | None = None) -> Any:
+def attend(query: Tensor, key: Tensor, added: Tensor, value: Tensor, *, training: bool | None = None) -> Tensor:
     """Compute softmax(query key' + added) value, (batch, heads, queries, head size); `added` may be None.
 
     With a compiler, the gradient of softmax is one program.
@@ -214,10 +216,10 @@ def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | Non
     softmax_gradient = compiler(_softmax_gradient)
 
     @ops.custom_gradient
-    def attended(query: Any, key: Any, value: Any, *more: Any) -> Any:
+    def attended(query: Tensor, key: Tensor, value: Tensor, *more: Any) -> Tensor:
         weights = attention_weights(query, key, *more)
 
-        def gradient(upstream: Any) -> tuple[Any, ...]:
+        def gradient(upstream: Tensor) -> tuple[Tensor, ...]:
             d_scores = softmax_gradient(weights, ops.matmul(upstream, _transposed(value)))
             d_key, d_value = ops.matmul(_transposed(d_scores), query), ops.matmul(_transposed(weights), upstream)
             is_shared = bool(more) and more[0].shape[0] == 1  # one bias for all images
@@ -229,17 +231,17 @@ def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | Non
     return attended(query, key, value, *more)
 
 
-def attention_weights(query: Any, key: Any, added: Any = None) -> Any:
+def attention_weights(query: Tensor, key: Tensor, added: Tensor = None) -> Tensor:
     """Compute softmax(query key' + added), (batch, heads, queries, keys); every row sums to 1."""
     scores = ops.matmul(query, _transposed(key))
     return ops.softmax(scores if added is None else scores + added, axis=-1)
 
 
-def _transposed(x: Any) -> Any:
+def _transposed(x: Tensor) -> Tensor:
     return ops.swapaxes(x, -1, -2)
 
 
-def layer_norm(layer: Any, call: Callable[[Any], Any], x: Any) -> Any:
+def layer_norm(layer: Any, call: Callable[[Any], Any], x: Tensor) -> Tensor:
     """Compute call(x), Keras' way to normalize the last axis; with a compiler, it is one program."""
     compiler = settings().compiler
     if compiler is None:
@@ -250,26 +252,28 @@ def layer_norm(layer: Any, call: Callable[[Any], Any], x: Any) -> Any:
     return compiled(x, layer.gamma, layer.beta)
 
 
-def _softmax_gradient(weights: Any, d_weights: Any) -> Any:
+def _softmax_gradient(weights: Tensor, d_weights: Tensor) -> Tensor:
     w, d_w = _widened(weights, d_weights)
     return ops.cast(w * (d_w - ops.matmul(w * d_w, ops.ones((w.shape[-1], 1), w.dtype))), weights.dtype)
 
 
-def normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
+def normalize(x: Tensor, gamma: Tensor, beta: Tensor, *, epsilon: float) -> Tensor:
     """Compute a LayerNorm over the last axis, in at least float32."""
     wide, gamma, beta = _widened(x, gamma, beta)
     centred, root = _standardized(wide, epsilon)
     return ops.cast(centred * root * gamma + beta, x.dtype)
 
 
-def divide_by_rms(x: Any, gamma: Any, *, epsilon: float) -> Any:
+def divide_by_rms(x: Tensor, gamma: Tensor, *, epsilon: float) -> Tensor:
     """Compute an RMSNorm over the last axis, in at least float32: a sum of squares overflows float16."""
     wide, gamma = _widened(x, gamma)
     root = ops.rsqrt(ops.mean(ops.square(wide), axis=-1, keepdims=True) + epsilon)
     return ops.cast(wide * root * gamma, x.dtype)
 
 
-def _normalize_gradient(upstream: Any, x: Any, gamma: Any, beta: Any, *, epsilon: float) -> tuple[Any, Any, Any]:
+def _normalize_gradient(
+    upstream: Tensor, x: Tensor, gamma: Tensor, beta: Tensor, *, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
     width = x.shape[-1]
     wide, u, gain = (ops.reshape(tensor, (-1, width)) for tensor in _widened(x, upstream, gamma))
     centred, root = _standardized(wide, epsilon)
@@ -282,14 +286,14 @@ def _normalize_gradient(upstream: Any, x: Any, gamma: Any, beta: Any, *, epsilon
     return tuple(ops.cast(gradient, tensor.dtype) for gradient, tensor in gradients)
 
 
-def _standardized(x: Any, epsilon: float) -> tuple[Any, Any]:
+def _standardized(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Compute x - mean, and 1 / (standard deviation) in each row. XLA is faster with products than with sums."""
     to_mean = ops.full((x.shape[-1], 1), 1 / x.shape[-1], x.dtype)
     centred = x - ops.matmul(x, to_mean)
     return centred, ops.rsqrt(ops.matmul(ops.square(centred), to_mean) + epsilon)
 
 
-def _widened(*tensors: Any) -> list[Any]:
+def _widened(*tensors: Tensor) -> list[Tensor]:
     """Cast tensors to at least float32: results inside of a fused program are not written to memory, so it is free."""
     wide = keras.backend.result_type(tensors[0].dtype, "float32")
     return [ops.cast(tensor, wide) for tensor in tensors]

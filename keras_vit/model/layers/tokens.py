@@ -9,6 +9,7 @@ from keras import ops
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.base import BaseLayer, LayerNormalization, glorot_uniform_matrix, initializer
 from keras_vit.model.layers.block import MLP
+from keras_vit.model.layers.runtime import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -21,7 +22,7 @@ class PatchEmbedding(BaseLayer):
         self.patch_size = tuple(patch_size)
         self.use_bias = use_bias
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         self.kernel = self.add_weight(
             shape=(*self.patch_size, input_shape[-1], self.hidden_size),
             initializer=initializer("convolution"),
@@ -31,14 +32,14 @@ class PatchEmbedding(BaseLayer):
             self.add_weight(shape=(self.hidden_size,), initializer="zeros", name="bias") if self.use_bias else None
         )
 
-    def call(self, images: Any) -> Any:
+    def call(self, images: Tensor) -> Tensor:
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
         if self.bias is not None:
             x = x + self.bias
         rows, columns = x.shape[1:3]
         return ops.reshape(x, (-1, rows * columns, self.hidden_size))
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         rows, columns = (side // patch for side, patch in zip(input_shape[1:3], self.patch_size, strict=True))
         return (input_shape[0], rows * columns, self.hidden_size)
 
@@ -62,7 +63,7 @@ class PrefixTokens(BaseLayer):
         self.distilled = distilled
         self.num_registers = num_registers
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         # An attribute each: TensorFlow's checkpoints leave out variables in a list. Several class tokens have another
         # name, because formats with one token have no place for them.
         count = self.num_class_tokens if self.class_token else 0
@@ -76,17 +77,17 @@ class PrefixTokens(BaseLayer):
         return self.add_weight(shape=(1, count, hidden_size), initializer=initial, name=name) if count else None
 
     @property
-    def prefix(self) -> list[Any]:
+    def prefix(self) -> list[Tensor]:
         """The variables, (1, tokens, hidden_size) each, in the order of their tokens."""
         tokens = (self.cls, self.class_tokens, self.distillation, self.registers)
         return [token for token in tokens if token is not None]
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         batch, _, hidden_size = ops.shape(x)
         prefix = [ops.broadcast_to(token, (batch, token.shape[1], hidden_size)) for token in self.prefix]
         return ops.concatenate([*(ops.cast(token, x.dtype) for token in prefix), x], axis=1)
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         batch, tokens, hidden_size = input_shape
         class_tokens = self.num_class_tokens * bool(self.class_token)
         return (batch, class_tokens + int(self.distilled) + self.num_registers + tokens, hidden_size)
@@ -102,12 +103,12 @@ class TokenEmbedding(BaseLayer):
         self.max_length = max_length
         self.hidden_size = hidden_size
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         for name, rows in (("embedding", self.vocab_size), ("positions", self.max_length)):
             shape = (rows, self.hidden_size)
             setattr(self, name, self.add_weight(shape=shape, initializer=initializer("position"), name=name))
 
-    def call(self, ids: Any) -> Any:
+    def call(self, ids: Tensor) -> Tensor:
         if (ids.shape[1] or 0) > self.max_length:
             raise ValueError(f"A text must have at most {self.max_length} tokens. Received: {ids.shape[1]}")
         if hasattr(ids, "numpy"):  # its values can be read
@@ -117,7 +118,7 @@ class TokenEmbedding(BaseLayer):
         ids = ops.where(ids < 0, self.vocab_size, ids)  # `take` would count these from the last row
         return ops.take(self.embedding, ids, axis=0) + self.positions[: ops.shape(ids)[1]]
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape, self.hidden_size)
 
 
@@ -138,14 +139,14 @@ class TokenPooling(BaseLayer):
         self.num_tokens = num_tokens
         self.prefix_tokens = prefix_tokens
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         if self.token is None:
             return ops.mean(x[:, self.prefix_tokens :], axis=1)
         if self.num_tokens == 1:
             return x[:, self.token]
         return ops.mean(x[:, self.token : self.token + self.num_tokens], axis=1)
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (input_shape[0], input_shape[-1])
 
 
@@ -160,12 +161,12 @@ class EndTokenPooling(BaseLayer):
         super().__init__(**kwargs)
         self.end_token = end_token
 
-    def call(self, x: Any, ids: Any) -> Any:
+    def call(self, x: Tensor, ids: Tensor) -> Tensor:
         marks = ids if self.end_token is None else ops.cast(ops.equal(ids, self.end_token), "int32")
         row = ops.argmax(marks, axis=1)[:, None, None]
         return ops.take_along_axis(x, row, axis=1)[:, 0]
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape, *_: Any) -> Shape:
         return (input_shape[0], input_shape[-1])
 
 
@@ -205,7 +206,7 @@ class AttentionPooling(BaseLayer):
             self.norm = LayerNormalization(epsilon=norm_epsilon, name="norm", **policy)
             self.mlp = MLP(mlp_dim, activation=activation, name="mlp", **policy)
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         hidden_size = input_shape[-1]
         glorot = glorot_uniform_matrix(1, hidden_size)
         self.probe = self.add_weight(shape=(1, 1, hidden_size), initializer=glorot, name="probe")
@@ -213,10 +214,10 @@ class AttentionPooling(BaseLayer):
             if part is not None:
                 part.build((None, 1, hidden_size))
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Tensor:
         probe = ops.broadcast_to(ops.cast(self.probe, x.dtype), (ops.shape(x)[0], 1, x.shape[-1]))
         pooled = self.attention(probe, x[:, self.prefix_tokens :])
         return (pooled if self.mlp is None else pooled + self.mlp(self.norm(pooled)))[:, 0]
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (input_shape[0], input_shape[-1])
