@@ -451,7 +451,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"shard": "2/2"}, "from 0 to n - 1"),
     ({"engine": "spark"}, "engine must be one of"),
     ({"rows_per_file": 0}, "rows_per_file must be an integer >= 1"),
-    ({"dtype": "int4"}, "dtype must be one of"),
+    ({"dtype": "float64"}, "dtype must be one of"),
     ({"source": ""}, "source must be a path"),
     ({"source": []}, "source must be a path or a list of paths"),
     ({"to": ""}, "to must be a path"),

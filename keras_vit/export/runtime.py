@@ -35,6 +35,7 @@ from keras_vit.model.task import Prediction
 from keras_vit.model.tokenizer import Tokenizer
 
 AHEAD = 2  # images a thread that are prepared or computed before the first of them is asked for
+MOST_THREADS = 4  # of one image: two take a tenth more processor time than one, and more were not measured
 Result = TypeVar("Result")
 Run = Callable[[np.ndarray], Outputs]  # from a batch to the outputs of the file
 
@@ -44,8 +45,8 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> FileMod
 
     Args:
         path: the file. The tokenizer of a file of texts must lie beside it, as it was written.
-        threads: number of images that are computed at a time, and threads of a single image; None for the number of
-            processors. Each of them has its own copy of the weights as soon as there are so many images.
+        threads: number of images that are computed at a time, and, up to 4, threads of a single image; None for the
+            number of processors. Each image has its own copy of the weights, as soon as there are so many.
 
     Returns:
         An object with the methods of the model that the file can compute. They return what those of VisionTransformer
@@ -103,7 +104,7 @@ class Interpreters:
 
     def __init__(self, path: Path, count: int) -> None:
         self.count = count
-        self.first = load_exported(path, threads=count)
+        self.first = load_exported(path, threads=min(count, MOST_THREADS))
         self._single: queue.SimpleQueue[ExportedModel] = queue.SimpleQueue()
         self._single.put(self.first)
         self._several: queue.SimpleQueue[ExportedModel | None] = queue.SimpleQueue()
