@@ -118,7 +118,7 @@ def _read_origin(folder: Folder, weights: str | None) -> dict[str, Any]:
 
 
 def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool) -> tuple[Any, Any]:
-    """Compute the embedding of a text or an image by the model of the vectors, (1, width), and find its preprocessing."""
+    """Compute the embedding of a text or an image by the model of the vectors, (1, width); also its preprocessing."""
     from keras_vit.batch._embed import fingerprint
 
     is_text = not (is_image(query) or "://" in query or _is_file(query))
