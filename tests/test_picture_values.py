@@ -32,13 +32,14 @@ ROUNDING = 2e-6  # of numbers from -1 to 1: a few units of the last place of flo
 
 
 def tiff(values: np.ndarray, photometric: int) -> bytes:
-    """Return a TIFF of uint16 values (height, width) or (height, width, 3), with a tag that Pillow does not write."""
+    """Return a TIFF of values (height, width) or (height, width, channels), with a tag that Pillow does not write."""
     height, width, channels = (*values.shape, 1)[:3]
-    bits = [16] * channels
-    data = np.ascontiguousarray(values, "<u2").tobytes()
+    bits = [8 * values.dtype.itemsize] * channels
+    data = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
     end = 8 + len(data)
     tags = [(256, 3, [width]), (257, 3, [height]), (258, 3, bits), (259, 3, [1]), (262, 3, [photometric])]
     tags += [(273, 4, [8]), (277, 3, [channels]), (278, 3, [height]), (279, 4, [len(data)])]
+    tags += [(338, 3, [0])] * (channels == 2)  # one more than the colours
     place, rows, more = end + 2 + 12 * len(tags) + 4, b"", b""
     for tag, kind, numbers in tags:
         content = b"".join(struct.pack("<H" if kind == 3 else "<I", number) for number in numbers)
@@ -101,6 +102,11 @@ def test_colours_of_16_bits_in_a_tiff_are_read_if_their_high_bytes_say_all() -> 
     with pytest.raises(ValueError, match=r"high bytes only.*up to 15$"):
         images.decode_with_pillow(tiff(colours, 2))
     np.testing.assert_array_equal(images.decode_with_pillow(tiff(16 * colours, 2)), colours >> 4)
+
+
+def test_a_tiff_of_two_bands_is_not_read_as_its_first() -> None:
+    with pytest.raises(ValueError, match="two bands, of which Pillow reads one"):
+        images.decode_with_pillow(tiff(np.zeros((SIDE, SIDE, 2), np.uint8), 1))
 
 
 def test_what_uses_the_high_bits_or_is_black_needs_no_statement() -> None:
