@@ -16,10 +16,10 @@ cd "$folder"
 "$folder/venv/bin/python" - <<'PY'
 import cv2
 import numpy as np
-import onnx
 import onnxruntime
 import PIL
 from onnx import TensorProto, helper
+from PIL import Image
 
 print("opencv", cv2.__version__, "onnxruntime", onnxruntime.__version__, "pillow", PIL.__version__)
 values = np.arange(16).reshape(4, 4) * 100
@@ -41,7 +41,5 @@ result = session.run(None, {"x": values.astype(">f4")})[0]
 print("ONNX Runtime, >f4: second value becomes", result[0, 1])
 assert not np.array_equal(result, values), "ONNX Runtime converts now"
 assert np.array_equal(session.run(None, {"x": values.astype("f4")})[0], values)
-from PIL import Image
-
 assert np.array_equal(np.asarray(Image.fromarray(values.astype(">u2"))), values)
 PY

@@ -26,8 +26,8 @@ data = serialization.to_bytes(saved)
 target = {f"block_{i}": {"kernel": np.zeros((3, 4), np.float32)} for i in range(2)}
 target["head"] = {"kernel": np.zeros((4, 10), np.float32)}
 read = serialization.from_bytes(target, data)
-print("blocks in the file:", 4, "read:", sorted(read), "head:", read["head"]["kernel"].shape,
-      read["head"]["kernel"].dtype)
+head = read["head"]["kernel"]
+print("blocks in the file:", 4, "read:", sorted(read), "head:", head.shape, head.dtype)
 assert sorted(read) == ["block_0", "block_1", "head"], "tensors that are left over are refused now"
 assert read["head"]["kernel"].shape == (4, 1000), "another shape is refused now"
 assert read["head"]["kernel"].dtype == np.float16, "types are converted now"

@@ -42,7 +42,7 @@ def converted(**options):
 
 
 default, plain = converted(), values[0].astype(np.float16).astype(np.float64)
-for before, after, rounded in zip(values[0], default, plain):
+for before, after, rounded in zip(values[0], default, plain, strict=True):
     print(f"{before:g} becomes {after:g}, plain rounding gives {rounded:g}")
 assert default[0] == default[1] == 10000, "the upper limit is another one now"
 assert 0.9e-7 < default[2] < 1.3e-7 and -1.3e-7 < default[3] < -0.9e-7, "the lower limit is another one now"

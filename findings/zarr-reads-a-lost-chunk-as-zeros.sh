@@ -27,8 +27,8 @@ for number in (2, 3):
     assert len(chunks) == 4
     chunks[0].unlink()
     again = zarr.open_array(path, mode="r")
-    print(f"format {number}: sum {again[:].sum()} of 64, corner {again[0, 0]}, chunks there "
-          f"{again.nchunks_initialized} of {again.nchunks}")
+    there = f"{again.nchunks_initialized} of {again.nchunks}"
+    print(f"format {number}: sum {again[:].sum()} of 64, corner {again[0, 0]}, chunks there: {there}")
     assert again[:].sum() == 48 and again[0, 0] == 0, "a lost chunk is noticed now"
     assert (again.nchunks_initialized, again.nchunks) == (3, 4)
 PY
