@@ -407,7 +407,10 @@ def test_what_fails_beside_the_images_is_named(tmp_path: Path, monkeypatch: pyte
         embed(model(), source, to=tmp_path / "out")
     assert not (tmp_path / "out").exists()
     full = OSError(errno.ENOSPC, "No space left on device")
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left on device: '.*out/_images.listing"):
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(OSError, match="No space left on device: '.*out/_images.listing"),
+    ):
         patched.setattr(os, "fsync", _raising(full))
         embed(model(), tmp_path / "photos", to=tmp_path / "out")
     monkeypatch.setattr(images, "read_file", _raising(MemoryError("too small for an image")))
