@@ -30,6 +30,6 @@ def __getattr__(name: str) -> object:
         raise
 
 
-if {"keras", "tensorflow"} & sys.modules.keys():
+if sys.modules.get("keras") or sys.modules.get("tensorflow"):  # None stands for a module that cannot be imported
     for _module in ("dense.model", "model.vision_transformer", "text.encoder"):  # all registered classes
         importlib.import_module(f"keras_vit.{_module}")

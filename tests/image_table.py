@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 import image_kinds
 from image_kinds import encoded, photo
 from keras_vit.export import server
-from keras_vit.model import images, preprocess
+from keras_vit.model import pillow, preprocess
 from keras_vit.model.config import Preprocessing, ViTConfig
 
 PAGE = Path(__file__).parent.parent / "docs" / "numerics-and-traps.md"
@@ -77,6 +77,7 @@ def kinds() -> dict[str, Kind]:
         "PNG, 1 bit": Kind(encoded(image.convert("1"), "PNG"), "0 or 255"),
         "PNG, 16 bits, grey": Kind(encoded(sixteen, "PNG"), high, grey(deep >> 8)),
         "PNG, 16 bits, RGB": Kind(image_kinds.sixteen_bits(), high, coloured),
+        "PNG, 16 bits of which 12 are used": Kind(encoded(Image.fromarray(deep >> 4), "PNG")),
         "PNG, RGBA": Kind(encoded(transparent, "PNG"), opaque),
         "PNG, grey with alpha": Kind(encoded(transparent.convert("LA"), "PNG"), opaque),
         "PNG, palette": Kind(encoded(image.quantize(64), "PNG")),
@@ -90,6 +91,7 @@ def kinds() -> dict[str, Kind]:
         "WebP, EXIF orientation 3": Kind(stored("WEBP"), turned),
         "BMP": Kind(encoded(image, "BMP"), "", coloured),
         "TIFF": Kind(encoded(image, "TIFF"), "", coloured),
+        "TIFF, 16 bits, grey": Kind(encoded(sixteen, "TIFF"), high, grey(deep >> 8)),
         "HEIC": Kind(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64)),
         "HTML": Kind(b"<!doctype html><title>404</title>"),
         "an empty file": Kind(b""),
@@ -120,7 +122,7 @@ def by_object(kind: Kind) -> np.ndarray:
     except Exception as error:
         raise ValueError("`Image.open` fails") from error
     with image:
-        return images.pillow_pixels(image)
+        return pillow.pillow_pixels(image)
 
 
 @functools.cache
@@ -133,7 +135,10 @@ def by_bytes(kind: Kind) -> np.ndarray:
     try:
         prepared = graph()(tf.constant([kind.file]))[0].numpy()
     except tf.errors.InvalidArgumentError as error:
-        reason = re.search(r"Not a JPEG or PNG file|A CMYK JPEG[^:]*|An image has[^.]*|Invalid \w+ data", error.message)
+        reason = re.search(
+            r"Not a JPEG or PNG file|has 16 bits[^:]*|A CMYK JPEG[^:]*|An image has[^.]*|Invalid \w+ data",
+            error.message,
+        )
         raise ValueError(reason[0] if reason else "damaged") from None
     return np.rint(prepared).astype(np.uint8)
 

@@ -25,8 +25,10 @@ FLOORS = (
     {"_util"},
     {"digits", "position"},
     {"model"},
-    {"converters", "export", "visualize"},
-    {"dense", "text"},
+    {"converters"},
+    {"dense"},
+    {"export", "visualize"},
+    {"text"},
     {"zoo"},
     {"batch", "train"},
     {"__init__"},  # the public names; higher floors use the package like its users

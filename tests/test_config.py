@@ -65,7 +65,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
     ),
     "preprocessing": (
         *(3, {"resize": "stretch"}, {"interpolation": "cubic"}, {"crop_fraction": 0}, {"crop_fraction": 1.1}),
-        *({"std": (0.0,)}, {"mean": (0.5, 0.5)}, {"mean": (), "std": ()}, {"mean": (0.5,) * 3, "std": (0.5,) * 2}),
+        *({"std": (0.0,)}, {"mean": (0.5, 0.4)}, {"bits": 7}, {"bits": 12, "range": (0, 1)}),
+        *({"range": (1, 1)}, {"range": (1,)}, {"range": (0, np.nan)}),
+        *({"mean": (), "std": ()}, {"mean": (0.5,) * 3, "std": (0.5,) * 2}),
     ),
 }
 
@@ -113,7 +115,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         {"position": "relative", "position_place": "shared", "position_prefix": False},
         "position_place='shared'.*position_prefix=True",
     ),
-    ({"num_channels": 1, "preprocessing": {"mean": (0.5,) * 3, "std": (0.5,) * 3}}, "num_channels=1"),
+    ({"num_channels": 1, "preprocessing": {"mean": (0.5, 0.4, 0.5), "std": (0.5,)}}, "num_channels=1"),
     ({"image_size": (32, 7)}, "smaller than one patch.*8x8"),
     ({"patch_size": (8, 33)}, "smaller than one patch.*8x33"),
     ({"resnet": {}, "patch_size": 9}, "smaller than one patch.*36x36"),

@@ -17,7 +17,7 @@ import dense_cases
 from dense_cases import FEATURES, MAPS, TOLERANCES, expected, padded
 from keras_vit import VisionTransformer, converters, dense, errors, visualize
 from keras_vit.dense import loading
-from keras_vit.dense.model import framed_size, to_image
+from keras_vit.dense.framing import framed_size, to_image
 from keras_vit.model import preprocess
 from marks import full_except
 from reference_cases import distance

@@ -17,7 +17,8 @@ import image_kinds
 import image_table
 from file_server import FileServer, Served
 from keras_vit.errors import DownloadError
-from keras_vit.model import images, preprocess
+from keras_vit.model import images, pillow, preprocess
+from keras_vit.model.config import Preprocessing
 from keras_vit.model.preprocess import prepare
 
 pytest_plugins = ["download_fixtures"]
@@ -40,7 +41,7 @@ def test_the_table_of_image_files_is_up_to_date() -> None:
 
 
 def decoded(image: Any, channels: int = 3) -> np.ndarray:
-    (array,) = preprocess._arrays(image, channels)
+    ((array,),) = preprocess.to_arrays(image, channels, Preprocessing())
     return np.asarray(array)
 
 
@@ -120,10 +121,11 @@ def test_a_grey_model_sees_the_same_grey_of_every_file_and_object(tmp_path: Path
 def test_grey_in_blocks_is_tensorflows(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = np.asarray(PHOTO)
     expected = tf.image.rgb_to_grayscale(pixels)
-    for block in (1000, 45 * 60):
-        monkeypatch.setattr(images, "BLOCK", block)
-        np.testing.assert_array_equal(images.to_grey(pixels), expected)
-    np.testing.assert_array_equal(images.to_grey(np.stack([pixels] * 2)), tf.stack([expected] * 2))
+    for module in (images, pillow):
+        for block in (1000, 45 * 60):
+            monkeypatch.setattr(module, "BLOCK", block)
+            np.testing.assert_array_equal(module.to_grey(pixels), expected)
+        np.testing.assert_array_equal(module.to_grey(np.stack([pixels] * 2)), tf.stack([expected] * 2))
 
 
 # What a file is, if it is no image

@@ -72,7 +72,7 @@ def cut_one(folder: Path, kept: Path) -> tuple[Path, Path]:
 def test_every_measure_leaves_a_damaged_image_out_or_refuses_it_if_asked(tmp_path: Path) -> None:
     damaged, kept = cut_one(tmp_path / "damaged", tmp_path / "kept")
     model = built(num_classes=3)
-    with pytest.warns(UserWarning, match=r"val/class0/0.jpg cannot be decoded. Left out: 1 of 6."):
+    with pytest.warns(UserWarning, match=r"val/class0/0.jpg is a damaged image: .*. Left out: 1 of 6."):
         found = train.evaluate(model, damaged, batch_size=2)
     expected = train.evaluate(model, kept, batch_size=2)
     assert (found.metrics, found.count, found.skipped, expected.skipped) == (expected.metrics, 5, 1, 0)
@@ -86,7 +86,7 @@ def test_every_measure_leaves_a_damaged_image_out_or_refuses_it_if_asked(tmp_pat
         assert shots == train.few_shot(model, kept, shots=(2,))
     measures: tuple[Any, ...] = (train.evaluate, train.examine, train.few_shot)
     for measure in measures:
-        with pytest.raises(ValueError, match=r"[40].jpg cannot be decoded"):
+        with pytest.raises(ValueError, match=r"[40].jpg is a damaged image"):
             measure(model, damaged, on_bad_image="fail")
 
 
@@ -116,12 +116,10 @@ def test_a_folder_of_damage_is_an_error_of_every_measure(tmp_path: Path) -> None
     folder, model = fill(tmp_path), built(num_classes=3)
     for path in folder.glob("*/*/*.jpg"):
         cut(path)
-    measures: tuple[Any, ...] = (train.evaluate, train.examine)
+    measures: tuple[Any, ...] = (train.evaluate, train.examine, train.few_shot)
     for measure in measures:
-        with pytest.raises(ValueError, match="None of the 6 images"):
+        with pytest.raises(ValueError, match=r"None of the \d+ images .*The first: .*class0/\d.jpg is a damaged image"):
             measure(model, folder)
-    with pytest.raises(ValueError, match="an image of every class"):
-        train.few_shot(model, folder)
 
 
 @pytest.mark.full

@@ -293,3 +293,11 @@ def test_uninitialized_gives_zeros_and_only_inside() -> None:
     assert all((kernel == 0).all() for kernel in drawn_inside)
     outside = kernels(classifier="map")
     assert sum((kernel == 0).all() for kernel in outside) == 1  # the head's
+
+
+def test_causal_attention_refuses_relative_positions() -> None:
+    layer = vit.MultiHeadAttention(2, causal=True)
+    tokens = np.zeros((1, 4, 8), np.float32)
+    assert layer(tokens).shape == (1, 4, 8)
+    with pytest.raises(ValueError, match="Causal attention takes no relative positions"):
+        layer(tokens, relative=np.zeros((1, 2, 4, 4), np.float32))

@@ -27,6 +27,7 @@ from test_sources import prepare
 from tiny_models import built, tiny
 
 GUIDE = doc_blocks.ROOT / "docs" / "a-mask-for-every-photo.md"
+pytestmark = pytest.mark.filterwarnings("ignore:.* 255 in masks does not count")  # which is told, and meant here
 FIELDS: dict[str, Any] = {"steps": 6, "batch_size": 4, "xla": False, "log_steps": 1, "learning_rate": 0.01}
 
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from keras_vit.model import images, preprocess
+from keras_vit.model import images, pillow, preprocess
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
 from keras_vit.train.data import augment, pipeline, sources
@@ -47,7 +47,7 @@ def decoded(file: bytes, folder: Path) -> np.ndarray:
     path = folder / "photo"
     path.write_bytes(file)
     pixels = preprocess.decode(path)
-    np.testing.assert_array_equal(images.pillow_pixels(Image.open(path)), pixels)
+    np.testing.assert_array_equal(pillow.pillow_pixels(Image.open(path)), pixels)
     np.testing.assert_array_equal(in_graph(file), pixels)
     return pixels
 
@@ -72,14 +72,14 @@ def test_files_that_only_pillow_reads_are_turned_too(tmp_path: Path) -> None:
         expected = by_pillow(path.read_bytes())
         assert expected.shape == (64, 48, 3)
         np.testing.assert_array_equal(preprocess.decode(path), expected)
-        np.testing.assert_array_equal(images.pillow_pixels(Image.open(path)), expected)
+        np.testing.assert_array_equal(pillow.pillow_pixels(Image.open(path)), expected)
 
 
 def test_an_object_that_is_upright_already_is_not_turned_again() -> None:
     image = Image.open(io.BytesIO(encoded(PHOTO, "JPEG", tag(6))))
     upright = ImageOps.exif_transpose(image)
-    np.testing.assert_array_equal(images.pillow_pixels(upright), np.asarray(upright))
-    np.testing.assert_array_equal(images.pillow_pixels(image.convert("RGB")), np.asarray(upright))
+    np.testing.assert_array_equal(pillow.pillow_pixels(upright), np.asarray(upright))
+    np.testing.assert_array_equal(pillow.pillow_pixels(image.convert("RGB")), np.asarray(upright))
 
 
 def with_segment(content: bytes, code: int = 0xE1) -> bytes:

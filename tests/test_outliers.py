@@ -91,7 +91,8 @@ def found(model: VisionTransformer, **changes: Any) -> outliers.Outliers:
 def test_planted_outliers_are_found_and_large_constants_shifted(small: VisionTransformer) -> None:
     model = plant(small, channel=250)
     scales = found(model).scales
-    assert scales is not None and (scales != 1).sum() == 2 and scales.min() < 0.1
+    assert scales is not None and (scales != scales.max()).sum() == 2 and scales.min() < 0.1 * scales.max()
+    assert scales.max() == 0.25  # for the sum of the squares: of two channels near 250, before they are scaled
     shifts = found(model, stream=None).shifts
     assert sorted(shifts) == ["block_1/norm1", "block_1/norm2", "block_2/norm1", "block_2/norm2", "encoder_norm"]
     for shift in shifts.values():
@@ -118,6 +119,31 @@ def check_half_precision(model: VisionTransformer, path: Path, mode: str) -> Non
     assert max(largest.values()) < 65504 / 4
     assert len(set(options.scales)) == 1  # a power of two for all channels is exact in float32
     assert np.log2(options.scales[0]) in (-2, -3)
+
+
+def test_sums_of_squares_are_safe_in_half_precision(small: VisionTransformer, tmp_path: Path) -> None:
+    model = plant(small)
+    table = model.get_layer("position").embedding
+    signs = np.random.default_rng(0).choice([-20.0, 20.0], table.shape)  # no value is large: 192 squares are 76,800
+    table.assign(table + signs)
+    shown = images(model.config, 2)
+    plan = FilePlan(**outliers.find_outliers(model, shown, None)._asdict())
+    assert plan.scales is not None and set(np.log2(plan.scales)) == {-2.0}
+    build_file(model, plan).write(tmp_path / "out.tflite")
+    sums: list[float] = []
+
+    def update(name: str, values: np.ndarray) -> None:
+        if name.endswith("/squares"):
+            sums.append(values.sum(axis=-1).max())
+
+    observe(
+        tmp_path / "out.tflite",
+        FileGraph.read(np.fromfile(tmp_path / "out.tflite", np.uint8)),
+        shown,
+        update,
+        progress=False,
+    )
+    assert len(sums) == 2 * 7 and 65504 / 32 < max(sums) < 65504 / 4
 
 
 @pytest.mark.full

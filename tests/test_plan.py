@@ -124,7 +124,7 @@ def original(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-LARGER = {"hidden_size": 64, "mlp_dim": 192, "image_size": 48, "num_layers": 4, "num_classes": 0}
+LARGER = {"hidden_size": 64, "mlp_dim": 192, "image_size": 48, "num_layers": 8, "num_classes": 0}
 KEPT: dict[str, dict[str, Any]] = {
     **{name: VARIANTS[name] for name in ("pure", "map", "layer scale", "relative positions")},
     "hybrid": VARIANTS["hybrid"] | {"hidden_size": 32, "image_size": 32},

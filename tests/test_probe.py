@@ -203,8 +203,9 @@ def test_cross_validation_adds_up_the_cross_entropy_of_every_scale() -> None:
     random = np.random.default_rng(0)
     scores, labels = random.normal(size=(40, 7)), random.integers(0, 7, 40)
     targets = (40 * np.eye(7)[labels] + 1 / 7) / 41
-    wanted = [tf.nn.softmax_cross_entropy_with_logits(targets, scale * scores).numpy().sum() for scale in SCALES]
-    np.testing.assert_allclose(least_squares._add_losses(scores, labels, 40), wanted, rtol=1e-9)
+    weights = random.uniform(0, 2, 40)
+    wanted = [weights @ tf.nn.softmax_cross_entropy_with_logits(targets, scale * scores).numpy() for scale in SCALES]
+    np.testing.assert_allclose(least_squares._add_losses(scores, labels, weights, 40), wanted, rtol=1e-9)
 
 
 def test_cross_validation_takes_little_memory() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from keras_vit import VisionTransformer, digits, export, zoo
 from keras_vit._util import files
-from keras_vit.export import exported, modes, samples
+from keras_vit.export import exported, modes, samples, sizes
 from keras_vit.export.exported import load_exported
 from keras_vit.model.config import Preprocessing
 from litert_graph import read_labels
@@ -180,12 +180,12 @@ def test_a_calibrated_file_takes_pixels_and_says_on_which_images_it_was_compared
 
 def test_quantized_files_are_smaller(tmp_path: Path) -> None:
     model = built(hidden_size=256, mlp_dim=1024, **SMALL)
-    sizes = {name: export.tflite(model, tmp_path / name, quantize=name).bytes for name in WORST_ERROR}
-    for mode, size in sizes.items():
-        least, most = exported.expected_bytes(model, modes.load_mode(mode), (32, 32))
+    found = {name: export.tflite(model, tmp_path / name, quantize=name).bytes for name in WORST_ERROR}
+    for mode, size in found.items():
+        least, most = sizes.expected_bytes(model, modes.load_mode(mode), (32, 32))
         assert least <= size <= most
     # Two kernels of the last block are float16 in dynamic files: a large share of these small models.
-    assert sizes["dynamic"] < 0.62 * sizes["float16"] < 0.36 * sizes["none"]
+    assert found["dynamic"] < 0.62 * found["float16"] < 0.36 * found["none"]
 
 
 @pytest.mark.full

@@ -50,6 +50,7 @@ def state_of(model: Any = None, **changes: Any) -> TrainState:
     return TrainState(recipe, adapted, supervised(recipe, adapted), total_steps=2)
 
 
+@pytest.mark.filterwarnings("ignore:arrays. classes of which the 24 training images have none")
 @pytest.mark.parametrize("numbers", full_except(["4"], ["4", "0123"]))
 def test_only_what_is_named_changes_and_has_moments(numbers: str, tmp_path: Path) -> None:
     model = built(image_size=16, num_classes=10)

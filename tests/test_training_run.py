@@ -107,6 +107,7 @@ def test_a_run_leaves_its_model_its_log_and_its_checkpoints_in_a_folder(whole: W
     # Standard error is no terminal: plain lines, and no bar.
     lines = written.splitlines()
     assert "\x1b" not in written and "\r" not in written
+    assert lines.pop(0) == "labels of 24 images: 3 of 3 classes occur, 8 to 8 images of each"
     assert lines[0].startswith("batch 8 is computed as 2 micro-batches of 4: "), lines
     steps = [line for line in lines if line.startswith("step ")]  # TensorFlow may warn between them
     assert [line.split(":")[0] for line in steps] == [f"step {step} of 4" for step in range(1, 5)], lines
@@ -131,7 +132,7 @@ def test_a_finished_run_says_so_and_how_to_train_longer(whole: Watched, capsys: 
     before = {path: path.read_bytes() for path in (folder / "best.keras", folder / "log.jsonl")}
     result = watched(folder, accumulation=4)  # other devices may need another number of micro-batches
     said = capsys.readouterr().err
-    assert said.startswith(f"{folder} is finished: all 4 steps are done.")
+    assert f"\n{folder} is finished: all 4 steps are done." in said
     assert f"keras-vit train --continue-from {folder} --steps N" in said
     assert (result.steps, result.best) == (4, expected.best)
     assert result.metrics == pytest.approx(expected.metrics, rel=1e-6)  # measured again, in other batches

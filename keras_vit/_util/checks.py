@@ -98,7 +98,7 @@ class Rule:
             yield f"{where} must be {' or '.join(names)}. {received}"
         elif self.table is not None and isinstance(value, dict):
             yield from table_problems(value, self.table, where)
-        elif self.item is not None:
+        elif self.item is not None and isinstance(value, dict | list):
             items = {f"{where}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {}
             items |= {f"{where}[{index}]": item for index, item in enumerate(value) if isinstance(value, list)}
             for place, item in items.items():

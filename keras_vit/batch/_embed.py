@@ -1,5 +1,7 @@
 """Embed or classify any number of images into Parquet files."""
 
+import contextlib
+import hashlib
 import json
 import os
 import re
@@ -7,10 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
-import tensorflow as tf
+import numpy as np
+from filelock import FileLock
 
 from keras_vit._util.text import image_rate, needs_extra, warn
 
@@ -24,19 +26,24 @@ from keras_vit._util.progress import counter
 from keras_vit.batch import compute
 from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import RECORD, EmbedResult, Folder, open_folder
-from keras_vit.dense.model import DenseModel
+from keras_vit.export.runtime import FileModel, load
+from keras_vit.model.classify import IMAGE_ERRORS
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.cost import say_time
-from keras_vit.model.images import CHANNELS
-from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
-from keras_vit.zoo.pretrained import ResolvedModel, load_any, resolve
+from keras_vit.model.pillow import CHANNELS
+from keras_vit.model.preprocess import prepare_bytes
 
+if TYPE_CHECKING:
+    from keras_vit.dense.model import DenseModel
+    from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit.zoo.pretrained import ResolvedModel
+
+COMPARED = 16  # images of a run on which an int8 file and the model are compared
 CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32
 AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
 
 
 def embed(
-    model: VisionTransformer | DenseModel | str | os.PathLike[str],
+    model: "VisionTransformer | DenseModel | FileModel | str | os.PathLike[str]",
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     to: str | os.PathLike[str],
@@ -60,7 +67,8 @@ def embed(
     as it was: by size and time, except of URLs. A warning says which are computed again.
 
     Args:
-        model: the model, or a name, path or URL as for `keras-vit predict`.
+        model: the model, or a name, path or URL as for `keras-vit predict`. A .tflite file is computed without
+            TensorFlow, an image on each processor.
         source: a folder (with its sub-folders), a pattern such as "photos/*.jpg", a .txt or .parquet file of paths or
             URLs, a folder or pattern of such URLs, or files of records (.tfrecord, .array_record). fsspec opens URLs,
             such as gs:// and s3://. A record is an image file, or a tf.train.Example with one. Or a list of these.
@@ -68,7 +76,9 @@ def embed(
         what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities",
             "classes" (the best one: label_id, label, probability), or "patches" (the last block's, as
             `model.feature_maps` returns them: rows * columns * width values).
-        dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it.
+        dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it. "int8"
+            is for CPUs: the model is exported once into the folder (mode "dynamic"), compared with the model on some of
+            the images, and run on every processor; _run.json has the figures. A .tflite file has its own.
         output_dtype: of the values, "float32" or "float16".
         batch_size: number of images in a call of the model, >= 1. A GPU needs 128 or more to be fast.
         rows_per_file: number of rows of a Parquet file, >= 1. The images of a file of records are one file.
@@ -100,7 +110,7 @@ def embed(
         ['seven']
     """
     one_of("what", what, tuple(WHAT))
-    one_of("dtype", dtype, ("auto", "float32", "bfloat16"))
+    one_of("dtype", dtype, ("auto", "float32", "bfloat16", "int8"))
     one_of("output_dtype", output_dtype, ("float32", "float16"))
     one_of("engine", engine, ("local", "ray"))
     check_counts(batch_size=batch_size, rows_per_file=rows_per_file, max_bytes=max_bytes)
@@ -119,9 +129,18 @@ def embed(
     }
     if dtype != "auto":
         facts["dtype"] = dtype
-    state = {"working_folder": str(Path.cwd()), "dtype": _best_dtype(loaded)}
+    is_file = isinstance(loaded, FileModel)
+    if dtype == "int8" and (engine != "local" or what == "patches"):
+        raise ValueError(f"dtype='int8' computes no patches, and not on Ray. Received: {what=}, {engine=}")
+    if is_file and (dtype != "auto" or engine != "local"):
+        received = f"dtype={dtype!r}, engine={engine!r}"
+        raise ValueError(f"dtype and engine are for models: {loaded.path} has its own dtype. Received: {received}")
+    state = {"working_folder": str(Path.cwd()), "dtype": "file" if is_file else _best_dtype(loaded)}
     folder = replace(open_folder(target, facts, state, origin), max_bytes=max_bytes)
-    settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
+    settings = {name: folder.record[name] for name in ("what", "output_dtype")} | {"batch_size": batch_size}
+    is_int8 = folder.record["dtype"] == "int8"
+    if not is_file and not is_int8:
+        settings["dtype"] = folder.record["dtype"]
     numbers = folder.unfinished(first, count, retry_errors=retry_errors)
     if not is_new:
         numbers = _check_images(folder, numbers, (first, count))
@@ -129,18 +148,56 @@ def embed(
         if engine == "ray":
             computed = compute.run_on_ray(loaded, settings, folder, numbers)
         else:
-            computed = compute.Worker(loaded, **settings).run(folder, numbers)
+            network: Any = quantized(loaded, folder, what) if is_int8 else loaded
+            worker: Any = (compute.FileWorker if is_file or is_int8 else compute.Worker)(network, **settings)
+            computed = worker.run(folder, numbers)
         # Only the files of records know how many images they have.
         total = None if folder.record["records"] else folder.record["images"] * len(numbers) // folder.record["files"]
-        is_cpu = not any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
-        if progress and total and is_cpu and engine == "local":
-            say_time(loaded, total, "--image-size")
+        if progress and total and engine == "local" and not (is_file or is_int8):
+            _say_time(loaded, total)
         with counter("Computing", total=total, show=progress) as advance:
             start, done = time.perf_counter(), 0
             for images in computed:
                 done += images
                 advance(images, image_rate(done / (time.perf_counter() - start)))
     return folder.result()
+
+
+def _say_time(model: "VisionTransformer", images: int) -> None:
+    """Say how long the images take on a CPU; nobody knows the speed of other devices."""
+    import tensorflow as tf
+
+    from keras_vit.model.cost import say_time
+
+    if not any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU")):
+        say_time(model, images, "--image-size")
+
+
+def quantized(model: "VisionTransformer", folder: Folder, what: str) -> FileModel:
+    """Load the int8 file of a model in the folder of a run; write it first, and record how far it is from the model."""
+    from keras_vit.errors import VerificationError
+    from keras_vit.export import tflite
+
+    path = folder.path / f"_int8-{folder.record['weights']}.tflite"
+    with FileLock(folder.path / ".lock"):
+        if not path.exists():
+            if what == "features" or model.task.embedding_output() == "features" and what == "embeddings":
+                model = model.with_config(model.config.replace(num_classes=0))
+            images: list[np.ndarray] = []
+            for item in folder.items(0):
+                with contextlib.suppress(*IMAGE_ERRORS):  # a row with an error, later
+                    images.append(prepare_bytes(item[1](), model.config)[None])
+                if len(images) == COMPARED:
+                    break
+            try:
+                report = tflite(model, path, verify=np.concatenate(images) if len(images) > 1 else None)
+            except VerificationError as error:
+                raise ValueError(f"dtype='int8' is too far from the model: take dtype='auto'. {error}") from None
+            figures = given(cosine=report.mean_cosine, difference_cosine=report.difference_cosine, images=report.images)
+            folder.note(int8=figures)
+    loaded = load(path)
+    assert isinstance(loaded, FileModel)
+    return loaded
 
 
 def _parse_shard(shard: str) -> tuple[int, int]:
@@ -181,10 +238,20 @@ def _check_images(folder: Folder, unfinished: list[int], shard: tuple[int, int])
     return sorted({*unfinished, *stale})
 
 
-def _load_model(
-    model: Any, what: str, origin: Mapping[str, Any] | None
-) -> tuple[VisionTransformer, Mapping[str, Any] | None]:
+def _load_model(model: Any, what: str, origin: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
     """Load the model, and raise a ValueError if it does not compute this from image files."""
+    if isinstance(model, str | os.PathLike) and os.fspath(model).casefold().endswith(".tflite"):
+        model = load(model)
+    if isinstance(model, FileModel):
+        compute.find_output(model, what)
+        return model, {"model": _absolute(os.fspath(model.path))}
+
+    import keras
+
+    from keras_vit.dense.model import DenseModel
+    from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit.zoo.pretrained import load_any, resolve
+
     if not isinstance(model, VisionTransformer | DenseModel):
         resolved = resolve(model)
         model, origin = load_any(resolved), describe_origin(resolved)
@@ -207,7 +274,7 @@ def _load_model(
     return model, origin
 
 
-def describe_origin(resolved: ResolvedModel, **changes: Any) -> dict[str, Any] | None:
+def describe_origin(resolved: "ResolvedModel", **changes: Any) -> dict[str, Any] | None:
     """Describe the `origin` of a model that was loaded with these changes of its config; None for random weights."""
     if resolved.source is None:
         return None
@@ -220,15 +287,22 @@ def _absolute(name: str) -> str:
     return name if "://" in name else str(expand_home(name).absolute())
 
 
-def fingerprint(model: VisionTransformer) -> str:
-    """Hash the weights, and the fields of the config that are not the defaults of ViTConfig."""
+def fingerprint(model: "VisionTransformer | FileModel") -> str:
+    """Hash a file, or the weights and the fields of the config that are not the defaults of ViTConfig."""
+    if isinstance(model, FileModel):
+        with model.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    from keras_vit.model.vision_transformer import hash_weights
+
     defaults = ViTConfig().to_dict()  # left out, so that a field of a later version changes nothing
     config = {name: value for name, value in model.config.to_dict().items() if value != defaults[name]}
     return hash_weights(model.weights, json.dumps(config, sort_keys=True))[:16]
 
 
-def _best_dtype(model: VisionTransformer) -> str:
+def _best_dtype(model: "VisionTransformer") -> str:
     """Choose the model's own dtype, or bfloat16 where it is faster than float32."""
+    import tensorflow as tf
+
     own = str(model.layers[1].compute_dtype)
     if own != "float32":
         return own

@@ -20,9 +20,9 @@ from keras_vit._util import html
 from keras_vit._util.checks import check_counts, expand_home
 from keras_vit._util.files import writing_result
 from keras_vit.batch.folder import Folder, find_folder
-from keras_vit.converters.containers import check_npy
 from keras_vit.errors import DownloadError
 from keras_vit.model.classify import IMAGE_ERRORS
+from keras_vit.model.config import Preprocessing
 from keras_vit.model.preprocess import decode_bytes
 
 BLOCK = 4 << 20  # numbers in a block: 16 MB in float32
@@ -119,6 +119,8 @@ def _blocks(vectors: Any, shape: tuple[int, ...]) -> Iterator[_Block]:
 def _map_npy(path: Path) -> np.ndarray:
     try:
         with path.open("rb") as file:
+            from keras_vit.converters.containers import check_npy
+
             check_npy(file, path.stat().st_size)
         return np.lib.format.open_memmap(path, mode="r")
     except ValueError as error:
@@ -156,13 +158,19 @@ def _check_width(width: int, wanted: int) -> None:
         )
 
 
-def write_contact_sheet(path: Path, title: str, folder: Folder, found: Iterable[Match]) -> None:
-    """Write one HTML file with the images of matches in a folder, or why they cannot be read."""
+def write_contact_sheet(
+    path: Path, title: str, folder: Folder, found: Iterable[Match], preprocessing: Preprocessing | None = None
+) -> None:
+    """Write one HTML file with the images of matches in a folder, or why they cannot be read.
+
+    `preprocessing` is that of the model, which may state the values of pictures that are not bytes.
+    """
     cells = []
     for _, name, score in found:
         picture = error = ""
         try:
-            picture = html.data_uri(html.thumbnail(decode_bytes(folder.read(name or ""), 3), SIDE))
+            pixels = decode_bytes(folder.read(name or ""), 3, preprocessing)
+            picture = html.data_uri(html.thumbnail(pixels.astype(np.uint8), SIDE))
         except (*IMAGE_ERRORS, ImportError, DownloadError) as reason:
             error = printable(str(reason))
         cells.append((printable(name or ""), f"{score:.3f}", picture, error))

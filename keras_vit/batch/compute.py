@@ -9,24 +9,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import keras
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tensorflow as tf
 
 from keras_vit._util.files import replacing
 from keras_vit._util.text import escaped, needs_extra
 from keras_vit.batch.folder import INPUTS, Folder
 from keras_vit.batch.images import Item
 from keras_vit.errors import DownloadError
-from keras_vit.export import server
 from keras_vit.model import preprocess
-from keras_vit.model.classify import IMAGE_ERRORS, find_broken, unit_length
+from keras_vit.model.classify import IMAGE_ERRORS, find_broken, prepare, unit_length
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.vision_transformer import VisionTransformer
+
+if TYPE_CHECKING:
+    from keras_vit.export.runtime import FileModel
+    from keras_vit.model.vision_transformer import VisionTransformer
 
 # What is computed, and the model's output that it is computed from; "" is the embedding.
 WHAT = {
@@ -52,35 +52,45 @@ class Batch(NamedTuple):
     errors: list[str | None]
 
 
-class Worker:
-    """A model that writes output files. `dtype` is that of matrix products, `output_dtype` that of the values."""
+class BaseWorker:
+    """What writes output files, whichever way the values of a batch are computed. `dtype` is that of the values.
 
-    def __init__(self, model: VisionTransformer, *, what: str, dtype: str, output_dtype: str, batch_size: int) -> None:
+    `model` prepares single images and names classes; `width` is the number of values of an image.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        what: str,
+        dtype: str,
+        batch_size: int,
+        image_shape: tuple[int, ...],
+        width: int,
+        image_dtype: str = "float32",
+    ) -> None:
         self._model = model
         self._what = what
         self._batch_size = batch_size
-        self._dtype = np.dtype(output_dtype)
-        config = model.config
+        self._dtype = np.dtype(dtype)
+        self._images_shape = (batch_size, *image_shape)
+        self._image_dtype = np.dtype(image_dtype)
         self._finish = unit_length if what == "embeddings" else functools.partial(model.task.exported_output, what)
-        output = WHAT[what] or model.task.embedding_output()
-        if model.layers[1].compute_dtype != dtype:
-            model = model.with_config(config, dtype=dtype)  # its weights too: half the memory in bfloat16
-        served = server.model_function(model)
-
-        def run(images: Any) -> Any:
-            if what != "patches":
-                return served(images)[output]
-            [found] = model.feature_maps(images)
-            return tf.reshape(tf.cast(found, tf.float32), (batch_size, -1))
-
-        spec = tf.TensorSpec((batch_size, *config.size, config.num_channels))
-        self._call = tf.function(run, input_signature=[spec], autograph=False)
-        # The pixels before normalization: in a graph, a division may be rounded differently.
-        plain = replace(config.preprocessing, mean=(0,), std=(1 / 255,))
-        self._decode = _decoder(config.replace(preprocessing=plain, labels=None))
-        width = self._call.get_concrete_function().output_shapes[1]
         values = CLASSES if what == "classes" else {what: pa.list_(pa.from_numpy_dtype(self._dtype), width)}
         self._schema = pa.schema({"path": pa.string(), **values, "error": pa.string()})
+
+    @property
+    def _preparing_threads(self) -> int:
+        """Number of batches that are prepared at a time."""
+        return os.cpu_count() or 1
+
+    def _compute(self, images: np.ndarray) -> np.ndarray:
+        """Compute the values of a batch, float32 (batch_size, width)."""
+        raise NotImplementedError
+
+    def _prepare_images(self, files: list[bytes]) -> Iterator[np.ndarray | Exception]:
+        """Prepare image files, or yield the errors of those that cannot be read."""
+        raise NotImplementedError
 
     def run(self, folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
         """Write output files; yield the number of images in each batch."""
@@ -98,7 +108,7 @@ class Worker:
 
     def _batches(self, folder: Folder, numbers: Iterable[int]) -> Iterator[Batch]:
         """Yield the batches of all files in order, each prepared while the model computes those before it."""
-        threads = max(1, (os.cpu_count() or 1) // server.PARALLEL_IMAGES)
+        threads = self._preparing_threads
         waiting: deque[Future[Batch]] = deque()
         with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(READERS) as readers:
             for number in numbers:
@@ -117,32 +127,22 @@ class Worker:
             raise lost[0]
         # As texts: an error would keep all of the batch. Names in them may not be valid Unicode.
         errors = [None if error is None else escaped(str(error)) for _, error in files]
-        images = np.zeros(self._call.input_signature[0].shape, np.float32)
+        images = np.zeros(self._images_shape, self._image_dtype)
         readable = [place for place, error in enumerate(errors) if error is None]
-        for place, pixels in zip(readable, self._pixels([files[place][0] for place in readable]), strict=True):
-            try:
-                if pixels is None:
-                    pixels = preprocess.decode_bytes(files[place][0], self._model.config.num_channels)
-                    images[place] = self._model.preprocess(pixels)[0]
-                else:
-                    images[place] = preprocess.normalize(pixels, self._model.config.preprocessing)
-            except IMAGE_ERRORS as error:
-                errors[place] = escaped(str(error))
+        prepared = self._prepare_images([files[place][0] for place in readable])
+        for place, image in zip(readable, prepared, strict=True):
+            if isinstance(image, Exception):
+                errors[place] = escaped(str(image))
+            else:
+                images[place] = image
         if any(errors):
             _return_freed_memory()
         return Batch(number, inputs, [escaped(name) for name, _ in items], images, errors)
 
-    def _pixels(self, files: list[bytes]) -> list[np.ndarray | None]:
-        """Decode files in the model's size; None for bad files, and other formats than JPEG and PNG."""
-        try:
-            return list(np.asarray(self._decode(tf.constant(files, tf.string))))  # .numpy() would copy
-        except tf.errors.OpError:  # in any of them
-            return [None] if len(files) == 1 else [self._pixels([file])[0] for file in files]
-
     @np.errstate(over="ignore", invalid="ignore")  # what is not finite is the error of its row
     def _rows(self, batch: Batch) -> pa.Table:
         """Compute the rows of a batch, with a path, values or None, and an error or None."""
-        outputs = self._call(batch.images).numpy()[: len(batch.names)]
+        outputs = self._compute(batch.images)[: len(batch.names)]
         values = self._finish(outputs).astype(self._dtype)
         errors = list(batch.errors)
         for place in np.flatnonzero(find_broken(values, are_logits=self._what == "classes")):
@@ -157,8 +157,104 @@ class Worker:
         return pa.table([batch.names, *columns, errors], schema=self._schema)
 
 
+class Worker(BaseWorker):
+    """A Keras model that writes output files. `dtype` is that of matrix products, `output_dtype` that of the values."""
+
+    def __init__(
+        self, model: "VisionTransformer", *, what: str, dtype: str, output_dtype: str, batch_size: int
+    ) -> None:
+        import tensorflow as tf
+
+        from keras_vit.export import server
+
+        config = model.config
+        output = WHAT[what] or model.task.embedding_output()
+        network = model if model.layers[1].compute_dtype == dtype else model.with_config(config, dtype=dtype)
+        served = server.model_function(network)  # its weights in dtype too: half the memory in bfloat16
+
+        def run(images: Any) -> Any:
+            if what != "patches":
+                return served(images)[output]
+            [found] = network.feature_maps(images)
+            return tf.reshape(tf.cast(found, tf.float32), (batch_size, -1))
+
+        shape = (*config.size, config.num_channels)
+        self._call = tf.function(run, input_signature=[tf.TensorSpec((batch_size, *shape))], autograph=False)
+        # The pixels before normalization: in a graph, a division may be rounded differently.
+        plain = replace(config.preprocessing, mean=(0,), std=(1 / 255,))
+        self._decode = _decoder(config.replace(preprocessing=plain, labels=None))
+        width = self._call.get_concrete_function().output_shapes[1]
+        options: Any = {"what": what, "dtype": output_dtype, "batch_size": batch_size}
+        super().__init__(model, **options, image_shape=shape, width=width)
+
+    @property
+    def _preparing_threads(self) -> int:
+        from keras_vit.export.server import PARALLEL_IMAGES
+
+        return max(1, (os.cpu_count() or 1) // PARALLEL_IMAGES)
+
+    def _compute(self, images: np.ndarray) -> np.ndarray:
+        values: np.ndarray = self._call(images).numpy()
+        return values
+
+    def _prepare_images(self, files: list[bytes]) -> Iterator[np.ndarray | Exception]:
+        for file, pixels in zip(files, self._pixels(files), strict=True):
+            try:
+                if pixels is None:
+                    yield preprocess.prepare_bytes(file, self._model.config)
+                else:
+                    yield preprocess.normalize(pixels, self._model.config.preprocessing)
+            except IMAGE_ERRORS as error:
+                yield error
+
+    def _pixels(self, files: list[bytes]) -> list[np.ndarray | None]:
+        """Decode files in the model's size; None for bad files, and other formats than JPEG and PNG."""
+        import tensorflow as tf
+
+        try:
+            return list(np.asarray(self._decode(tf.constant(files, tf.string))))  # .numpy() would copy
+        except tf.errors.OpError:  # in any of them
+            return [None] if len(files) == 1 else [self._pixels([file])[0] for file in files]
+
+
+def find_output(model: "FileModel", what: str) -> str:
+    """Name the output of a file that something is computed from; raise a ValueError if there is none."""
+    if what in ("features", "logits", "patches") and what not in model.outputs:
+        raise ValueError(f"what={what!r} is none of the outputs of {model.path}. Received: {model.outputs}")
+    return model.embedding_output() if WHAT[what] in ("", "features") else model.class_output()
+
+
+class FileWorker(BaseWorker):
+    """A .tflite file that writes output files, without TensorFlow."""
+
+    def __init__(self, model: "FileModel", *, what: str, output_dtype: str, batch_size: int) -> None:
+        self._output = find_output(model, what)
+        options: Any = {"what": what, "dtype": output_dtype, "batch_size": batch_size}
+        super().__init__(
+            model,
+            **options,
+            image_shape=model.input_shape[1:],
+            width=model.output_shape[-1],
+            image_dtype=model.input_dtype,
+        )
+        if self._output == what == "probabilities":
+            self._finish = functools.partial(np.asarray)
+
+    def _compute(self, images: np.ndarray) -> np.ndarray:
+        return self._model.run_prepared(images)[self._output]
+
+    def _prepare_images(self, files: list[bytes]) -> Iterator[np.ndarray | Exception]:
+        for file in files:
+            image = prepare(self._model, file)
+            yield image if isinstance(image, Exception) else image[0]
+
+
 @functools.cache  # tracing takes longer than some runs
 def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
+    import tensorflow as tf
+
+    from keras_vit.export import server
+
     decode = functools.partial(server.decode, config=config)
     return tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False)
 
@@ -184,6 +280,8 @@ MODEL = "_model.keras"  # in the output folder, which all nodes share
 class _Actor:
     def __init__(self, folder: Folder, settings: dict[str, Any]) -> None:
         self._folder = folder
+        import keras
+
         self._worker = Worker(keras.saving.load_model(folder.path / MODEL), **settings)
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
@@ -191,7 +289,7 @@ class _Actor:
 
 
 def run_on_ray(
-    model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Sequence[int]
+    model: "VisionTransformer", settings: dict[str, Any], folder: Folder, numbers: Sequence[int]
 ) -> Iterator[int]:
     """Write output files; yield the number of images in each. Other nodes finish the files of a lost one."""
     ray = import_ray()

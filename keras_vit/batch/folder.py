@@ -100,10 +100,24 @@ class Folder:
         paths = ((number, self.file(number)) for number in range(first, self.record["files"], step))
         return [number for number, path in paths if not path.exists() or (retry_errors and _count_rows(path)[1])]
 
+    def note(self, **facts: Any) -> None:
+        """Add facts to the record of the run."""
+        with replacing(self.path / RECORD) as file:
+            file.write(json.dumps({**json.loads((self.path / RECORD).read_bytes()), **facts}, indent=2).encode())
+
     def result(self) -> EmbedResult:
         """Count the rows of the finished files."""
         counts = [_count_rows(path) for path in self.finished()]
         return EmbedResult(self.path, sum(rows for rows, _ in counts), sum(errors for _, errors in counts))
+
+
+def first_error(path: Path) -> str:
+    """Name the first image of a finished folder that could not be read, and why; "" if all could."""
+    for file in sorted(path.glob("part-*")):
+        table = pq.read_table(file, columns=["path", "error"], partitioning=None)
+        for row in table.filter(table["error"].is_valid()).slice(length=1).to_pylist():
+            return f"{row['path']} {row['error']}"
+    return ""
 
 
 def _count_rows(path: Path) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tensorflow as tf
 from fsspec.implementations.local import LocalFileSystem
 
 from keras_vit._util import files
@@ -22,7 +21,7 @@ from keras_vit._util.files import MAX_BYTES, check_regular, count_records, read_
 from keras_vit._util.text import error_reason, needs_extra
 from keras_vit.errors import DownloadError
 from keras_vit.model.classify import IMAGE_ERRORS
-from keras_vit.model.images import is_jpeg_or_png
+from keras_vit.model.pillow import is_jpeg_or_png
 
 RECORDS = re.compile(r"\.(tfrecords?|array_?record)(-\d+-of-\d+)?$")
 PATH_COLUMNS = ("path", "url")  # of a Parquet file; or else its only column of strings
@@ -87,7 +86,7 @@ def open_items(names: list[str], base: Path, max_bytes: int = MAX_BYTES) -> Iter
         try:
             for number, record in enumerate(_read_records(place), 1):
                 yield f"{name}#{number - 1}", functools.partial(_extract_image, record)
-        except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
+        except Exception as error:  # of a reader of records: TensorFlow's own too
             reason = f"This record and all after it cannot be read: {error_reason(str(error))}"
             yield f"{name}#{number}", functools.partial(_extract_image, ValueError(reason))
 
@@ -159,6 +158,8 @@ def _read_records(place: str) -> Iterator[bytes]:
     if "://" not in place:
         check_regular(Path(place))
     if ".tfrecord" in place:
+        import tensorflow as tf
+
         count, problem = count_records(place)
         yield from tf.data.TFRecordDataset(place).take(count).prefetch(1).as_numpy_iterator()
         if problem:
@@ -180,6 +181,8 @@ def _extract_image(record: bytes | Exception) -> bytes:
         raise record
     if is_jpeg_or_png(record):
         return record
+    import tensorflow as tf
+
     try:
         features = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # of protobuf: its class depends on the version

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ORIGIN = ("model", "weights", "which", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
 SOURCE_HELP = "Folders, images, patterns, .txt or .parquet files of paths or URLs, or files of records."
+LEAST_COSINE = 0.99  # between a model's vectors and those of its int8 file, which are then compared with each other
 CHECKED = 100_000  # images that a search compares with those that were embedded: in a second from a local disk
 
 
@@ -30,7 +31,9 @@ def embed(
     what: Annotated[
         str, Option(help="embeddings, features, logits, probabilities, classes or patches.")
     ] = "embeddings",
-    dtype: Annotated[str, Option(help="auto (bfloat16 where it is fast), float32 or bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, Option(help="auto (bfloat16 where it is fast), float32, bfloat16, or int8 for CPUs.")
+    ] = "auto",
     output_dtype: Annotated[str, Option(help="Of the values: float32 or float16.")] = "float32",
     batch_size: Annotated[int, options.integer(1, "Images per call; 128 or more for a GPU.")] = 16,
     rows_per_file: Annotated[int, options.integer(1, "Images per Parquet file.")] = 4096,
@@ -42,13 +45,16 @@ def embed(
     **chosen: Any,
 ) -> None:
     """Write the embeddings or predictions of any number of images to Parquet files: path, values, error."""
-    found = options.find_model(model, **chosen)
-    with options.quiet():
+    is_file = options.is_tflite(model)
+    found = None if is_file else options.find_model(model, **chosen)
+    with options.quiet(starts_tensorflow=not is_file):
         from keras_vit import batch
         from keras_vit.batch._embed import describe_origin
+        from keras_vit.batch.folder import first_error
 
+        recorded = {name: chosen[name] for name in ("which", "image_size", "patch_size")}
         result = batch.embed(
-            found.load(),
+            found.load() if found else options.load_file(model, **chosen),
             source,
             to=to,
             what=what,
@@ -60,14 +66,13 @@ def embed(
             shard=shard,
             retry_errors=retry_errors,
             engine=engine,
-            origin=describe_origin(
-                found.resolved, **{name: chosen[name] for name in ("which", "image_size", "patch_size")}
-            ),
+            origin=describe_origin(found.resolved, **recorded) if found else None,
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     options.echo(json.dumps(result._asdict(), default=str) if as_json else text)
     if result.rows == result.errors:
-        raise ValueError(f"{result.path}: none of the {result.rows:,} images could be read")
+        first = first_error(result.path)
+        raise ValueError(f"{result.path}: none of the {result.rows:,} images could be read. The first: {first}")
 
 
 def search(
@@ -88,17 +93,19 @@ def search(
         check_results([out], inputs=[query])
     if not query.strip():
         raise ValueError(f"The query must be a text or an image file. Received: {query!r:.200}")
-    with options.quiet():
+    from keras_vit.batch.folder import find_folder
+
+    folder = find_folder(expand_home(as_path(vectors, "vectors")))
+    chosen: dict[str, Any] = {"model": model, "weights": weights} if model else _read_origin(folder, weights)
+    with options.quiet(starts_tensorflow=not options.is_tflite(chosen["model"])):
         from keras_vit import batch
         from keras_vit.batch._search import write_contact_sheet
-        from keras_vit.batch.folder import find_folder
 
-        folder = find_folder(expand_home(as_path(vectors, "vectors")))
-        chosen = {"model": model, "weights": weights} if model else _read_origin(folder, weights)
-        [found] = batch.search(vectors, _embed_query(query, folder, chosen, accept_license), top=top)
+        embedding, preprocessing = _embed_query(query, folder, chosen, accept_license)
+        [found] = batch.search(vectors, embedding, top=top)
         _warn_changed(folder)
         if out:
-            write_contact_sheet(out, query, folder, found)
+            write_contact_sheet(out, query, folder, found, preprocessing)
     if as_json:
         options.echo(json.dumps([match._asdict() for match in found], indent=2))
     elif found:
@@ -116,20 +123,33 @@ def _read_origin(folder: Folder, weights: str | None) -> dict[str, Any]:
     return origin
 
 
-def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool) -> Any:
-    """Compute the embedding of a text or an image by the model of the vectors, (1, width)."""
+def _embed_query(query: str, folder: Folder, chosen: dict[str, Any], accept_license: bool) -> tuple[Any, Any]:
+    """Embed a text or an image by the model of the vectors, (1, width), and find the model's preprocessing."""
     from keras_vit.batch._embed import fingerprint
 
     is_text = not (is_image(query) or "://" in query or _is_file(query))
-    texts = _load_text_encoder(folder, chosen) if is_text else None
-    loaded = options.find_model(**chosen, accept_license=accept_license).load()
+    texts: TextEncoder | None = None
+    loaded: Any
+    if options.is_tflite(chosen["model"]):
+        if is_text:
+            raise ValueError(f"{chosen['model']} is a file for images: search with an image file. Received: {query!r}")
+        loaded = options.load_file(**chosen)
+    else:
+        texts = _load_text_encoder(folder, chosen) if is_text else None
+        loaded = options.find_model(**chosen, accept_license=accept_license).load()
     if fingerprint(loaded) != folder.record["weights"]:
         raise ValueError(
             f"{folder.path} has the embeddings of another model than {chosen['model']} is now: of other weights, "
             "another image size or other preprocessing. Pass the --model and --weights that keras-vit embed was given, "
             "or embed the images again into a new folder"
         )
-    return (texts or loaded).embed([query])
+    cosine = min(folder.record.get("int8", {}).get(name, 1.0) for name in ("cosine", "difference_cosine"))
+    if cosine < LEAST_COSINE:
+        raise ValueError(
+            f"{folder.path} has int8 vectors, whose cosine to the model's is {cosine:.3f}: a comparison with a query "
+            f"needs at least {LEAST_COSINE}. Embed the images again, without --dtype int8"
+        )
+    return (texts or loaded).embed([query]), loaded.config.preprocessing
 
 
 def _is_file(query: str) -> bool:

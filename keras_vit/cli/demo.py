@@ -112,7 +112,7 @@ def bench(
 
     # A SavedModel whose path is also a name of the zoo is the zoo's model.
     is_folder = (Path(model) / "saved_model.pb").exists() and resolve(model).is_file
-    is_exported = is_folder or model.casefold().endswith(".tflite")
+    is_exported = is_folder or options.is_tflite(model)
     if is_exported and any(chosen.values()):
         raise ValueError(
             "--weights, --which, --accept-license, --image-size and --patch-size are for models. "
@@ -123,7 +123,7 @@ def bench(
     if not is_exported:
         found = options.find_model(model, **chosen)
     timed_call: TimedCall
-    with options.quiet():
+    with options.quiet(starts_tensorflow=not options.is_tflite(model)):
         if is_exported:
             from keras_vit.export.exported import load_exported
 

@@ -27,6 +27,7 @@ from keras_vit._util.text import GRAPH_NAMES, error_reason, printable, warn
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from keras_vit.export.runtime import FileModel
     from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.zoo.pretrained import ResolvedModel
@@ -181,6 +182,9 @@ Strategy = Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:
 Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
 DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
 BadImage = Annotated[str, choice(("skip", "fail"), "What to do about a file that cannot be decoded: skip or fail.")]
+MaskValues = Annotated[
+    str | None, Option(help='Value in masks of each class, in order: 0,255 or "#000000,#ff0000"; default: the numbers.')
+]
 Top = Annotated[int, integer(1, "Number of classes for each image.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
@@ -243,7 +247,7 @@ MODEL_NAMES = [option.name for option in MODEL_OPTIONS]
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet(*, starts_tensorflow: bool = True) -> Iterator[None]:
     """Hide what TensorFlow's and LiteRT's libraries write to standard error while they start and run the block.
 
     They ignore settings, so file descriptor 2 is redirected; what Python writes (progress, warnings) goes to a copy. If
@@ -255,7 +259,8 @@ def quiet() -> Iterator[None]:
     with tempfile.TemporaryFile() as hidden:
         os.dup2(hidden.fileno(), 2)
         try:
-            import tensorflow  # noqa: F401
+            if starts_tensorflow:
+                import tensorflow  # noqa: F401
 
             imported = True
             with contextlib.redirect_stderr(python_stderr):
@@ -284,6 +289,23 @@ def _python_stderr() -> TextIO:
 def _copy_of_stderr() -> TextIO:
     # Never closed, without a warning: a logger created in the block keeps it.
     return os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def is_tflite(model: str) -> bool:
+    """Whether a command was given a .tflite file, which is run without TensorFlow."""
+    return model.casefold().endswith(".tflite") and "://" not in model
+
+
+def load_file(model: str, **chosen: Any) -> FileModel:
+    """Load a .tflite file in place of a model; raise a ValueError for options that are for models."""
+    from keras_vit.export import runtime
+
+    if given_options := [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value]:
+        raise ValueError(f"{', '.join(given_options)}: for models, not for files. Received: the file {model}")
+    loaded = runtime.load(expand_home(model))
+    if not isinstance(loaded, runtime.FileModel):
+        raise ValueError(f"{model} is a file of texts: keras_vit.export.load(path).embed(texts) runs it")
+    return loaded
 
 
 class FoundModel(NamedTuple):

@@ -3,7 +3,9 @@
 import colorsys
 import functools
 import json
+import struct
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,8 +52,14 @@ def predict(
     """
     files = readable_images(images)
     load: Callable[[], Any]
-    has_maps = False
-    if classes is None:
+    has_maps, is_file = False, options.is_tflite(model)
+    if is_file:
+        if classes is not None:
+            raise ValueError(f"--classes needs a model with texts, not a file. Received: the file {model}")
+        with options.quiet(starts_tensorflow=False):
+            file = options.load_file(model, **chosen)
+        load, has_maps = lambda: file, file.head is not None
+    elif classes is None:
         found = options.find_model(model, needs_classes=True, **chosen)
         load, has_maps = found.load, found.has_maps
     else:
@@ -64,7 +72,7 @@ def predict(
         raise ValueError(f"--task is for an EoMT. Received: {model}")
     show = len(files) > batch_size and (as_json or not sys.stdout.isatty())  # else the results show the progress
     rows = []
-    with options.quiet():
+    with options.quiet(starts_tensorflow=not is_file):
         from keras_vit.model.classify import classify_each
 
         loaded = load()
@@ -72,12 +80,14 @@ def predict(
             options.echo("The probability of each class stands for itself: they need not add up to 100 %.", err=True)
         if has_maps:
             results = map_each(loaded, files, to=to, top=top, task=task)
+        elif is_file:
+            results = loaded.classify_each(files, top=top)
         else:
             results = classify_each(loaded, files, top=top, batch_size=batch_size)
-        for file, result in track(zip(files, results, strict=True), "Classifying", total=len(files), show=show):
+        for image, result in track(zip(files, results, strict=True), "Classifying", total=len(files), show=show):
             if isinstance(result, Exception) and len(files) == 1 and not as_json:
                 raise result
-            rows.append(_result_row(file, result))
+            rows.append(_result_row(image, result))
             if not as_json:
                 options.echo(_format_row(rows[-1]))
     if as_json:
@@ -123,6 +133,8 @@ GOLDEN = 0.618  # share of the circle between the hues of two classes: neighbour
 COLOUR = 0.5  # its share in an overlay
 NOT_PAINTED = ("background", "unlabeled", "unlabelled", "void")  # names of classes whose pixels an overlay leaves
 MOST_VALUES = 65_535  # of 16 bits
+PNG = b"\x89PNG\r\n\x1a\n"
+UP = 2  # a PNG's filter of a row: less the row above
 PNG_SCALES = (1000.0, 256.0)  # values per metre: millimetres as NYU, then as KITTI
 # Colours from the least to the largest distance: the near is warm.
 NEAR_TO_FAR = ((255, 240, 150), (250, 150, 60), (190, 50, 100), (80, 20, 120), (10, 10, 60))
@@ -164,10 +176,8 @@ def map_each(model: Any, files: list[str], *, to: Path | None, top: int, task: s
 
 
 def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: int) -> Any:
-    from keras_vit.model import preprocess
-
-    pixels = preprocess.decode(file)
-    [found] = model.predict_maps(pixels)
+    image, pixels = _read(model, file)
+    [found] = model.predict_maps(image)
     if found.dtype.kind == "f":
         scale = _depth_scale(model.task.max_depth, found)
         values = np.rint(found * scale).clip(0, MOST_VALUES).astype(np.uint16)
@@ -185,11 +195,18 @@ def _predict_map(model: Any, file: str, paths: tuple[Path, Path] | None, top: in
     return result
 
 
-def _find_segments(model: Any, file: str, paths: tuple[Path, Path] | None, task: str | None) -> dict[str, Any]:
+def _read(model: Any, file: str) -> tuple[Any, np.ndarray]:
+    """Read a file as an image for the model, and as bytes to paint on."""
     from keras_vit.model import preprocess
 
-    pixels = preprocess.decode(file)
-    [found] = model.predict_segments(pixels, task=task)
+    preprocessing = model.config.preprocessing
+    pixels = model.read(file) if hasattr(model, "read") else preprocess.decode(file, preprocessing=preprocessing)
+    return (pixels if pixels.dtype == np.uint8 else file), pixels.astype(np.uint8)
+
+
+def _find_segments(model: Any, file: str, paths: tuple[Path, Path] | None, task: str | None) -> dict[str, Any]:
+    image, pixels = _read(model, file)
+    [found] = model.predict_segments(image, task=task)
     rows = [{**segment._asdict(), "share": segment.area / found.ids.size} for segment in found.segments]
     if paths is not None:
         write_png(paths[0], found.ids.astype(np.uint16)[..., None])
@@ -226,10 +243,15 @@ def _depth_colours(found: np.ndarray) -> np.ndarray:
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
     """Write uint8 or uint16 (height, width, channels) as a PNG file, complete or not at all."""
-    import tensorflow as tf
-
+    height, width, channels = pixels.shape
+    values = pixels.astype(pixels.dtype.newbyteorder(">")).reshape(height, -1).view(np.uint8)
+    rows = np.pad(np.diff(values, axis=0, prepend=np.uint8(0)), ((0, 0), (1, 0)), constant_values=UP)
+    head = struct.pack(">IIBBBBB", width, height, 8 * pixels.dtype.itemsize, {1: 0, 3: 2}[channels], 0, 0, 0)
     with writing_result(path) as file:
-        file.write(tf.io.encode_png(pixels).numpy())
+        file.write(PNG)
+        for name, content in ((b"IHDR", head), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")):
+            check = zlib.crc32(name + content)
+            file.write(struct.pack(">I", len(content)) + name + content + struct.pack(">I", check))
 
 
 MAX_IMAGES = 16  # as in visualize.report_page

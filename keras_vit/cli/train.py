@@ -56,6 +56,7 @@ def train(
     train_split: Annotated[str | None, Option(help='Such as "train[:90%]".')] = None,
     eval_split: Annotated[str | None, Option(help="The split to evaluate on.")] = None,
     on_bad_image: options.BadImage = "skip",
+    mask_values: options.MaskValues = None,
     as_json: options.Json = False,
     **stated: Any,
 ) -> None:
@@ -99,6 +100,7 @@ def train(
         "train_split": train_split,
         "eval_split": eval_split,
         "on_bad_image": on_bad_image,
+        "mask_values": mask_values,
         "progress": not as_json,
     }
     if chosen and values:
@@ -159,6 +161,7 @@ def evaluate(
     ] = False,
     data_dir: options.DataDir = None,
     on_bad_image: options.BadImage = "skip",
+    mask_values: options.MaskValues = None,
     as_json: options.Json = False,
     **chosen: Any,
 ) -> None:
@@ -174,11 +177,12 @@ def evaluate(
             from keras_vit.train.examination import result_paths
 
         result_paths(out, predictions=predictions)  # before the work
-    found = options.find_model(model, **chosen)
+    is_file = options.is_tflite(model)
+    found = None if is_file else options.find_model(model, **chosen)
     options.check_data(data, data_dir)
     with options.quiet():
         devices = training.strategy(strategy)  # before TensorFlow loads a model
-        loaded = found.load()
+        loaded = found.load() if found else options.load_file(model, **chosen)
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image, "strategy": devices}
     if few_shot:
         accuracies = training.few_shot(loaded, data, shots=tuple(few_shot), **source)
@@ -192,7 +196,8 @@ def evaluate(
             examined = training.examine(loaded, data, **source)
             evaluation = examined.evaluation
         else:
-            evaluation = training.evaluate(loaded, data, labels="real" if real else None, **source)
+            labels = "real" if real else None
+            evaluation = training.evaluate(loaded, data, labels=labels, mask_values=mask_values, **source)
     options.print_result(evaluation, as_json)
     if out:
         options.echo("\n".join(map(str, examined.write(out, predictions=predictions))), err=as_json)

@@ -49,7 +49,7 @@ _FOREIGN: tuple[tuple[int, bytes | tuple[bytes, ...], str], ...] = (
     (0, b"version https://git-lfs", "a Git LFS pointer to the file (run git lfs pull)"),
     (0, b"<", "an HTML or XML page, perhaps a server's error message"),
     (0, b"{", "a JSON file"),
-    (4, b"TFL3", "a TFLite model"),
+    (4, b"TFL3", "a TFLite model, for keras_vit.export.load and keras-vit predict, embed, search, evaluate and bench"),
 )
 
 

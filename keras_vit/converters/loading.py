@@ -33,8 +33,9 @@ from keras_vit.converters.table import (
 )
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
-from keras_vit.model.config import ViTConfig, check_resizable
+from keras_vit.model.config import Preprocessing, ViTConfig, check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.model.vit import adapt_channels, image_kernel
 
 
 def load(
@@ -44,6 +45,8 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     patch_size: int | tuple[int, int] | None = None,
+    num_channels: int | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     format: str | None = None,
     which: str | None = None,
     dtype: Any = None,
@@ -62,6 +65,8 @@ def load(
         image_size: *wanted*, int or (height, width) in pixels; position embeddings are interpolated once.
         num_classes: *wanted*; if it differs from the file's, the head is new and zero; 0 means no head.
         patch_size: *wanted*, int or (height, width) in pixels; the kernel is resized as for `model.resized`.
+        num_channels: *wanted*; the first kernel is adapted as for `model.with_config`.
+        preprocessing: *wanted*; of a dict only the fields that it names differ from the file's, such as {"bits": 12}.
         format: one of `formats()` or a path to a .toml table of your own; None recognises it.
         which: the model that is meant, if the file has several: "ema" for averaged weights and "raw" for those beside
             them, or the key or module under which it stands, such as "teacher" or "student.backbone". None takes the
@@ -84,6 +89,7 @@ def load(
     (10, 10)
     """
     changes = given(image_size=image_size, num_classes=num_classes, patch_size=patch_size)
+    changes |= given(num_channels=num_channels, preprocessing=preprocessing)
     file = find_weights(path)
     if is_keras_file(file):
         check_keras_facts(config=config, format=format, which=which)
@@ -215,6 +221,8 @@ def _is_bias_table(path: str) -> bool:
 
 def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
     """Shape of a variable in the file, which may have another grid and another patch size."""
+    if path == image_kernel(file_config):
+        shape = (*shape[:2], file_config.num_channels, shape[3])
     if path == PATCHES:
         return (*file_config.patch, *shape[2:])
     if _is_bias_table(path):
@@ -293,7 +301,9 @@ def as_array(variable: Any) -> np.ndarray:
 def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTConfig) -> np.ndarray:
     """Resize a file's value to the model's sizes; the position embedding loses zero rows that were added."""
     if path == PATCHES and value.shape[:2] != config.patch:
-        return position.resize_patches(value, config.patch, method=config.position_method)
+        value = position.resize_patches(value, config.patch, method=config.position_method)
+    if path == image_kernel(config):
+        return adapt_channels(value, config.num_channels)
     if _is_bias_table(path):
         return position.resize_bias(value, config.grid, checkpoint.config.grid, method=config.position_method)
     if path != POSITION:

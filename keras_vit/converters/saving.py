@@ -278,9 +278,9 @@ def _check_read_back(config: ViTConfig, shapes: Shapes, sources: Mapping[str, So
     headers = {name: Header(name, shape, "float32") for name, shape in written.items()}
     places = table.find_places(written)
     if not places:
+        absent = f" and none of {list(table.detect_absent)}" if table.detect_absent else ""
         raise CheckpointError(
-            f"A file of this model would not be recognised as {table.format}: such files have {list(table.detect)} and "
-            f"none of {list(table.detect_absent)}"
+            f"Files of {table.format} have {list(table.detect)}{absent}: one of this model would not be recognised"
         )
     read = table.match(headers, places[0])
     wrong = [

@@ -90,8 +90,7 @@ class MapHead:
         width, factor = c.widths[i], c.factors[i]
         x = dense_layer(width, name=f"reassemble_{i}", **self.options)(x)
         if factor > 1:
-            up = keras.layers.Conv2DTranspose(width, int(factor), int(factor), name=f"resize_{i}", **self.options)
-            return up(x)
+            return self._on_maps("Conv2DTranspose", width, int(factor), int(factor), name=f"resize_{i}")(x)
         return x if factor == 1 else self._convolve(f"resize_{i}", x, width, strides=round(1 / factor))
 
     def _fuse(self, number: int, coarser: Any, x: Any, following: Any) -> Any:
@@ -164,33 +163,25 @@ class MapHead:
         for i, function in enumerate((gelu, gelu, None), start=1):
             queries = dense_layer(config.hidden_size, activation=function, name=f"mask_{i}", **self.options)(queries)
         for i in range(c.upsample.bit_length() - 1):
-            up = keras.layers.Conv2DTranspose(
-                config.hidden_size, 2, 2, activation=gelu, name=f"upscale_{i}", **self.options
-            )
-            options = {"use_bias": False, "name": f"upscale_{i}_cells", **self.options}
-            cells = keras.layers.DepthwiseConv2D(3, padding="same", data_format="channels_last", **options)
-            maps = LayerNormalization(epsilon=1e-6, name=f"upscale_{i}_norm", **self.options)(cells(up(maps)))
+            name = f"upscale_{i}"
+            up = self._on_maps("Conv2DTranspose", config.hidden_size, 2, 2, activation=gelu, name=name)
+            cells = self._on_maps("DepthwiseConv2D", 3, padding="same", use_bias=False, name=f"{name}_cells")
+            maps = LayerNormalization(epsilon=1e-6, name=f"{name}_norm", **self.options)(cells(up(maps)))
         masks = MaskLogits(name="mask_logits", dtype=self.output_dtype)(queries, maps)
         return {"class_logits": classes, "mask_logits": masks}
 
     # ---- layers
 
+    def _on_maps(self, kind: str, *arguments: Any, **options: Any) -> Any:
+        """Make one of Keras' layers of images and maps. Channels are last whatever keras.json says."""
+        return getattr(keras.layers, kind)(*arguments, data_format="channels_last", **options, **self.options)
+
     def _convolve(self, name: str, x: Any, width: int, *, strides: int = 1, use_bias: bool = True) -> Any:
         """Convolve with 3x3 cells and a border of zeros; with a stride, "same" would pad fewer in front."""
         if strides > 1:
-            x = keras.layers.ZeroPadding2D(1, name=f"{name}_padded", **self.options)(x)
+            x = self._on_maps("ZeroPadding2D", 1, name=f"{name}_padded")(x)
         padding = "same" if strides == 1 else "valid"
-        layer = keras.layers.Conv2D(
-            width,
-            3,
-            strides,
-            padding=padding,
-            use_bias=use_bias,
-            name=name,
-            data_format="channels_last",
-            **self.options,
-        )
-        return layer(x)
+        return self._on_maps("Conv2D", width, 3, strides, padding=padding, use_bias=use_bias, name=name)(x)
 
     def _batch_norm(self, name: str, x: Any) -> Any:
         return keras.layers.BatchNormalization(momentum=0.9, epsilon=NORM_EPSILON, name=name, **self.options)(x)

@@ -14,7 +14,6 @@ import numpy as np
 
 from keras_vit.model import task as tasks
 from keras_vit.model.labels import distinct
-from keras_vit.model.maps import resize_maps
 from keras_vit.model.task import Classification, Labels, Task, Tensors
 
 IGNORED = 255  # label of pixels that do not count
@@ -69,7 +68,7 @@ class Segmentation(Task):
     @staticmethod
     def read_labels(labels: np.ndarray) -> np.ndarray | None:
         """Accept maps of classes as uint8, or wider if a number needs it; None for labels of another task."""
-        if labels.ndim != 3 or labels.dtype.kind not in "iu":
+        if labels.ndim != 3 or labels.dtype.kind not in "iub":
             return None
         is_byte = labels.size and labels.min() >= 0 and labels.max() <= IGNORED
         return labels.astype(np.uint8) if is_byte else labels
@@ -87,7 +86,8 @@ class Segmentation(Task):
         if wrong.size:
             raise ValueError(
                 f"{split} must have the numbers 0 to {self.num_classes - 1} of classes, and {IGNORED} for pixels that "
-                f"do not count. Received: {', '.join(map(str, wrong[:5]))}"
+                f"do not count. Received: {', '.join(map(str, wrong[:5]))}. For other values say which class each one "
+                "is: mask_values"
             )
 
     def renumbered(self, label: Any, numbers: Sequence[int]) -> Any:
@@ -118,21 +118,32 @@ class Segmentation(Task):
         )
         return labels
 
-    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
-        """Mean cross-entropy of each image over its labelled pixels, 0 without any, and its accuracy."""
+    def losses(
+        self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0, class_weights: Any = None
+    ) -> tuple[Any, Tensors]:
+        """Mean cross-entropy of each image over its labelled pixels, 0 without any, and its accuracy.
+
+        `class_weights`, float32 (classes,), multiply the cross-entropies of the pixels.
+        """
         import tensorflow as tf
+
+        from keras_vit.model.maps import resize_maps
 
         logits = resize_maps(output, targets.shape[1:])
         counted = tf.cast(targets != IGNORED, tf.float32)
         pixels = tf.maximum(tf.reduce_sum(counted, (1, 2)), 1)
         shares = tf.one_hot(targets, self.num_classes) * (1 - label_smoothing) + label_smoothing / self.num_classes
         losses = tf.nn.softmax_cross_entropy_with_logits(shares, logits) * counted
+        if class_weights is not None:
+            losses *= tf.reduce_sum(tf.one_hot(targets, self.num_classes) * class_weights, axis=-1)
         right = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == targets, tf.float32) * counted
         return tf.reduce_sum(losses, (1, 2)) / pixels, {"pixel_accuracy": tf.reduce_sum(right, (1, 2)) / pixels}
 
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
         """See `Task`; targets are int32 (batch, height, width), 255 where a pixel does not count."""
         import tensorflow as tf
+
+        from keras_vit.model.maps import resize_maps
 
         def image_sums(image: Any) -> Any:
             logits, target, weight = image
@@ -193,6 +204,8 @@ class Segmentation(Task):
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Serve "classes", uint8 (batch, height, width) at `image_size`."""
         import tensorflow as tf
+
+        from keras_vit.model.maps import resize_maps
 
         logits = computed["logits"]
         logits = resize_maps(logits, self.image_size or logits.shape[1:3])
@@ -300,7 +313,9 @@ class Depth(Task):
         labels = tf.cast(labels, tf.float32)
         return tf.where(tf.math.is_finite(labels), labels, 0.0)
 
-    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
+    def losses(
+        self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0, class_weights: Any = None
+    ) -> tuple[Any, Tensors]:
         """Scale-invariant logarithmic loss of each image (arXiv 1406.2283), 0 without any distances."""
         found = self._image_metrics(output, targets)
         return found["loss"], {name: found[name] for name in self.metrics}
@@ -318,6 +333,8 @@ class Depth(Task):
     def _image_metrics(self, output: Any, targets: Any) -> Tensors:
         """Metrics and loss of each image, (batch,); "count" is 1 for images with distances."""
         import tensorflow as tf
+
+        from keras_vit.model.maps import resize_maps
 
         is_counted = (targets > MIN_DEPTH) & (targets < (self.max_depth or np.inf))
         counted = tf.cast(is_counted, output.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -10,24 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit import position
 from keras_vit._util.checks import one_of
 from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks, last_blocks
+from keras_vit.dense.framing import frame, run_windows, segment_image, to_image
 from keras_vit.dense.heads import MapHead
 from keras_vit.dense.map_tasks import Depth, Segmentation
-from keras_vit.dense.segments import (
-    Row,
-    SegmentMap,
-    Segments,
-    Window,
-    check_limits,
-    class_scores,
-    describe,
-    find_segments,
-    fitted_size,
-    segment_task,
-    windows,
-)
+from keras_vit.dense.segments import SegmentMap, Segments, check_limits, class_scores, segment_task
 from keras_vit.model import preprocess
 from keras_vit.model.classify import check_outputs, single_images
 from keras_vit.model.config import ViTConfig
@@ -35,96 +22,8 @@ from keras_vit.model.labels import check_labels
 from keras_vit.model.layers.base import refuse_quantize
 from keras_vit.model.maps import PatchMap as PatchMap
 from keras_vit.model.maps import ResizeBilinear as ResizeBilinear
-from keras_vit.model.maps import interpolate, neighbours, resize_axis
 from keras_vit.model.preprocess import to_arrays
 from keras_vit.model.vision_transformer import VisionTransformer
-
-Size = tuple[int, int]  # height, width
-
-MAX_PATCHES = 1 << 14  # of an image that is not resized: attention to so many takes 1 GiB for each head
-_ROWS = 64  # of a map of classes that are enlarged at a time
-
-
-def frame(pixels: np.ndarray, head: MapConfig, config: ViTConfig) -> np.ndarray:
-    """Resize and pad an image of 0..255 as `head.framing` says: float32 (1, height, width, channels)."""
-    size = framed_size(pixels.shape[:2], head, head.size or config.size)
-    if not all(size):
-        raise ValueError(
-            f"The image is too long and narrow: resized to {size[0]}x{size[1]}, it would have no pixels for a model of "
-            f"{config.size[0]}x{config.size[1]}. Received: {pixels.shape[0]}x{pixels.shape[1]} pixels"
-        )
-    is_padded = head.framing in ("short", "none")
-    added = [-side % head.multiple if is_padded else 0 for side in size]
-    patches = math.prod(config.grid_of((size[0] + added[0], size[1] + added[1])))
-    if patches > MAX_PATCHES:  # before any memory is taken
-        raise ValueError(
-            f"The model takes images of up to {MAX_PATCHES:,} patches, and this one would be resized to "
-            f"{size[0]}x{size[1]} pixels. Received: {pixels.shape[0]}x{pixels.shape[1]} pixels, {patches:,} patches"
-        )
-    prepared: np.ndarray = preprocess.prepare(
-        pixels, image_size=size, num_channels=config.num_channels, preprocessing=config.preprocessing
-    )
-    if is_padded:
-        around = [(count // 2, count - count // 2) for count in added]
-        prepared = np.pad(prepared, ((0, 0), *around, (0, 0)))
-    return prepared
-
-
-def framed_size(sides: Size, head: MapConfig, size: Size) -> Size:
-    """Compute the size to which an image of these sides is resized.
-
-    Sources: transformers' get_resize_output_image_size (models/dpt), MiDaS' Resize (depth_anything/util/transform.py).
-    """
-    scales = [wanted / side for wanted, side in zip(size, sides, strict=True)]
-    match head.framing:
-        case "none":
-            return sides
-        case "keep":
-            scales = [min(reversed(scales), key=lambda scale: abs(1 - scale))] * 2
-        case "least":
-            scales = [max(scales)] * 2
-        case "fit" | "windows":
-            return fitted_size(sides, size[0], size[0] if head.framing == "fit" else None)
-        case "short":
-            scale = size[0] / min(sides)
-            return (math.floor(sides[0] * scale + 0.5), math.floor(sides[1] * scale + 0.5))
-    step = head.multiple
-    least = size if head.framing == "least" else (0, 0)
-    rounded = [max(1, round(side * scale / step)) * step for side, scale in zip(sides, scales, strict=True)]
-    height, width = (
-        math.ceil(side * scale / step) * step if new < smallest else new
-        for new, side, scale, smallest in zip(rounded, sides, scales, least, strict=True)
-    )
-    return height, width
-
-
-def to_image(output: np.ndarray, head: MapConfig, size: Size) -> np.ndarray:
-    """Resize a model's map to the size of its image: class numbers, uint8 or int32, or depth, float32."""
-    if head.output != "depth":
-        return _best_classes(output, size)
-    depth = output.astype(np.float32)[..., None]
-    if head.kind == "linear" or head.min_depth:
-        depth = np.clip(depth, head.min_depth, head.max_depth)
-    if head.result == "bicubic":
-        flat = depth.reshape(1, -1, 1)
-        resized = position.resize(flat, size, source_grid=depth.shape[:2], prefix_tokens=0, method="bicubic")
-        return resized.reshape(size)
-    corners = head.result == "bilinear-corners"
-    wide = resize_axis(depth, 0, size[0], align_corners=corners)
-    return resize_axis(wide, 1, size[1], align_corners=corners)[..., 0]
-
-
-def _best_classes(logits: np.ndarray, size: Size) -> np.ndarray:
-    """Find the best class of each pixel, a few rows at a time: logits at the image's size would fill the memory."""
-    wide = resize_axis(logits.astype(np.float32), 1, size[1])
-    first, share = neighbours(size[0], len(wide), align_corners=False)
-    dtype = np.uint8 if logits.shape[-1] <= 256 else np.int32
-    parts = [
-        interpolate(wide, 0, first[start : start + _ROWS], share[start : start + _ROWS]).argmax(axis=-1).astype(dtype)
-        for start in range(0, size[0], _ROWS)
-    ]
-    return np.concatenate(parts)
-
 
 HEADS = ("linear", "multiscale", "dpt")
 
@@ -229,9 +128,9 @@ class DenseModel(keras.Model):
         models: dict[tuple[int, ...], DenseModel] = {self.config.size: self}
         maps = []
         for image in single_images(images):
-            [pixels] = to_arrays(image, self.config.num_channels)
+            [pixels] = to_arrays(image, self.config.num_channels, self.config.preprocessing)
             if self.head.output == "segments":
-                scores = class_scores(*self._run_windows(pixels[0]))
+                scores = class_scores(*run_windows(pixels[0], self.head, self.config, self.predict_on_batch))
                 maps.append(to_image(scores, self.head, pixels.shape[1:3]))
                 continue
             prepared = frame(pixels[0], self.head, self.config)
@@ -274,40 +173,19 @@ class DenseModel(keras.Model):
         """
         if self.head.output != "segments":
             raise ValueError(f"predict_segments needs a model with queries, an EoMT. Received: {self.task.NAME}")
-        chosen = segment_task(task, self.head.framing)
+        segment_task(task, self.head.framing)  # before any image is read
         check_limits(threshold, stuff_classes, self.head.num_classes)
         found = []
         for image in single_images(images):
-            [pixels] = to_arrays(image, self.config.num_channels)
-            whole: Size = pixels.shape[1:3]
-            parts, size = self._run_windows(pixels[0])
-            if chosen == "semantic":
-                best = to_image(class_scores(parts, size), self.head, whole)
-                labels, numbers = np.unique(best, return_inverse=True)
-                ids = numbers.reshape(whole).astype(np.int32) + 1
-                rows: list[Row] = [(int(label), None) for label in labels]
-            else:
-                options: Any = {"task": chosen, "threshold": threshold, "stuff_classes": stuff_classes}
-                sizes = (self.config.size, size, whole)
-                ids, rows = find_segments(parts[0].classes, parts[0].masks, sizes, **options)
-            found.append(describe(ids, rows, self.task.class_names()))
+            [pixels] = to_arrays(image, self.config.num_channels, self.config.preprocessing)
+            options: Any = {"task": task, "threshold": threshold, "stuff_classes": stuff_classes}
+            names = self.task.class_names()
+            found.append(
+                segment_image(pixels[0], self.head, self.config, self.predict_on_batch, names=names, **options)
+            )
         if not found:
             raise ValueError("predict_segments needs at least one image. Received: an empty list")
         return found
-
-    def _run_windows(self, pixels: np.ndarray) -> tuple[list[Window], Size]:
-        """Run an EoMT on the squares of one image; also the size to which the image is resized before it is cut."""
-        if self.config.size[0] != self.config.size[1]:
-            raise ValueError(f"An EoMT finds segments in squares. Received: a model of {self.config.size} pixels")
-        prepared = frame(pixels, self.head, self.config)[0]
-        black = frame(np.zeros_like(pixels[:1, :1]), self.head, self.config)[0, 0, 0]
-        parts = []
-        for part in windows(prepared, self.config.size[0], black):
-            output = self.predict_on_batch(part.pixels[None])
-            for values in output.values():
-                check_outputs(values)
-            parts.append(part._replace(classes=output["class_logits"][0], masks=output["mask_logits"][0]))
-        return parts, prepared.shape[:2]
 
     def resized(self, image_size: int | tuple[int, int]) -> DenseModel:
         """Copy the model for another image size, as `VisionTransformer.resized` does.

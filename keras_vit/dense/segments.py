@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from keras_vit._util.checks import Rule, as_python, is_count, one_of
-from keras_vit.model.maps import resize_axis
+from keras_vit.model.resizing import resize_axis
 from keras_vit.model.task import NOT_TRAINED, Classification, Labels, Task, Tensors, sigmoid, softmax
 
 SEGMENT_TASKS = ("panoptic", "instance", "semantic")

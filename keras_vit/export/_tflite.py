@@ -315,7 +315,11 @@ def _write_file(
         builder.write(path)
         if mode.rules:
             check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
-    metadata.append_files(path, metadata.archive_files(config, plan.input_dtype, plan.source_size, plan.class_names))
+    texts = metadata.archive_files(config, plan.input_dtype, plan.source_size, plan.class_names)
+    task = tasks.of_model(model)
+    labels = task.labels if plan.class_names and task.class_names() == list(plan.class_names) else None
+    texts[metadata.MODEL] = metadata.describe_model(config, getattr(model, "head", None), labels)
+    metadata.append_files(path, texts)
     return notes
 
 

@@ -1,36 +1,27 @@
-"""Run exported files: SavedModels, and .tflite files in LiteRT's interpreter.
+"""Run exported files: SavedModels, and .tflite files in LiteRT's interpreter, which needs no Keras.
 
 LiteRT does not check all that a file states. A cut-off file is refused here; other damage can end the process.
 """
 
 import contextlib
 import functools
-import math
 import mmap
 import os
 import struct
-import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.text import needs_extra
-from keras_vit.export.litert.builder import IDENTIFIER, schema
-from keras_vit.export.litert.head import num_folded_weights
-from keras_vit.export.litert.layers import MAX_RANK
-from keras_vit.export.modes import Mode
-from keras_vit.model.cost import num_bias_constants
+from keras_vit.export.litert.builder import IDENTIFIER, MAX_RANK, schema
 from keras_vit.model.task import MAIN_OUTPUTS
 
 MAX_REASON = 300  # characters of what LiteRT says about a file
 VARIABLE_OPERATORS = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}  # read weights that are not in the file
-WEIGHT_SLACK = 0.2  # a file may be larger by this share of its weights, for scales and lookup tables,
-GRAPH_BYTES = 256 * 1024  # and by this much for its graph
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 BATCH = 8  # images in a call where a file takes any number
@@ -143,44 +134,6 @@ def find_problems(structure: Structure) -> list[str]:
     return problems
 
 
-def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
-    """Compute the least and the most bytes that a file of the model may have, without labels.
-
-    Some weights beside kernels are folded into the kernels, so the lower bound counts kernels alone. `size` is (height,
-    width) of the file's input.
-    """
-    least_bits, most_bits = (4, 32) if mode is None else mode.bits
-    kernels = sum(math.prod(v.shape) for v in model.variables if v.path.endswith("kernel"))
-    others = sum(math.prod(v.shape) for v in model.variables) - kernels
-    others += sum(num_bias_constants(layer) for layer in model._flatten_layers())
-    if size != tuple(model.input_shape[1:3]):  # matrices that resize
-        others += sum(math.prod(sides) for sides in zip(size, model.input_shape[1:3], strict=True))
-    least = (1 - WEIGHT_SLACK / 2) * (kernels - num_folded_weights(model)) * least_bits / 8
-    most = (1 + WEIGHT_SLACK) * (kernels * most_bits / 8 + 4 * others) + GRAPH_BYTES
-    return int(least), int(most)
-
-
-def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> list[str]:
-    """Compare the file's size with `expected_bytes`; one phrase if it is outside, else none."""
-    least, most = expected_bytes(model, mode, size)
-    found = path.stat().st_size - _archive_bytes(path)
-    if least <= found <= most:
-        return []
-    return [f"has {found:,} bytes, expected {least:,} to {most:,} for the model's weights"]
-
-
-def _archive_bytes(path: Path) -> int:
-    """Size of the zip archive of labels at the end of a file; 0 without one."""
-    if not zipfile.is_zipfile(path):
-        return 0
-    size = path.stat().st_size
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return size - min((entry.header_offset for entry in archive.infolist()), default=size)
-    except zipfile.BadZipFile:  # weights that look like the end of an archive
-        return 0
-
-
 # ---- running
 
 
@@ -196,6 +149,7 @@ class ExportedModel:
     input_name: str = "image"
     call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
     is_bfloat16: bool = False  # whether weights are bfloat16
+    output_shapes: dict[str, tuple[int | None, ...]] = field(default_factory=dict)  # of a .tflite file, by name
     call_builtin: Callable[[np.ndarray], Outputs] | None = None  # as `call`, by LiteRT's kernels without XNNPACK
 
     def check_images(self, images: np.ndarray) -> None:
@@ -268,7 +222,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
     return run
 
 
-def main_name(outputs: Outputs) -> str:
+def main_name(outputs: Mapping[str, Any]) -> str:
     """Name of the main output: the first of `MAIN_OUTPUTS` that exists, else the first output."""
     return next(iter([*(name for name in MAIN_OUTPUTS if name in outputs), *outputs]))
 
@@ -354,7 +308,7 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
     if len(arguments) != 1:
         raise ValueError(f"{path} has inputs {list(arguments)!r:.200}; expected one, the image")
     [(name, image)] = arguments.items()
-    batch, *shape = (int(side) if side > 0 else None for side in image["shape_signature"])
+    batch, *shape = _sides(image["shape_signature"])
     dtype = "float32" if image["quantization"][0] else np.dtype(image["dtype"]).name
 
     def call_with(run: Any, images: np.ndarray) -> Outputs:
@@ -369,8 +323,14 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
         dtype,
         threads,
         name,
+        output_shapes={key: _sides(values["shape_signature"]) for key, values in results.items()},
         call_builtin=lambda images: call_with(start(OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES), images),
     )
+
+
+def _sides(signature: Any) -> tuple[int | None, ...]:
+    """Convert the shape in a signature: None for any number."""
+    return tuple(int(side) if side > 0 else None for side in signature)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,9 @@ NUM_IMAGES = 8  # the factors depend on the largest values alone, which few imag
 DEFAULT_SAMPLES = [0, 3]  # two of the built-in images, smooth and noise: every export runs the model on them
 BATCH = 2  # images in a call, for few activations in memory
 INT8_LEVELS = 127  # steps of an 8-bit constant
-LARGEST_STREAM_VALUE = 127  # |value| of the residual stream; its square, with room, is a quarter of the largest float16
+# Of the squares of the residual stream, of which GPUs add up those of a token in half precision: with room for other
+# images, a quarter of the largest float16.
+LARGEST_SUM = float(np.finfo(np.float16).max) / 4
 MAX_OUTLIER_RATIO = 2  # of a scaled channel's largest value to the median channel's
 
 
@@ -44,8 +46,8 @@ class Outliers(NamedTuple):
 def find_outliers(model: keras.Model, images: np.ndarray, smoothing: Smoothing | None) -> Outliers:
     """Measure activations on some of these prepared images and return the factors that make them easier to quantize.
 
-    In every mode the residual stream is scaled by a power of two, which is exact, if a square comes near the largest
-    float16, because GPUs compute in half precision. The rest is for a mode with `smoothing`.
+    In every mode the residual stream is scaled by a power of two, which is exact, if the sum of a token's squares comes
+    near the largest float16, because GPUs compute in half precision. The rest is for a mode with `smoothing`.
 
     The channels of a row of activations share one scale, as do the inputs of a kernel's output: one very large channel
     takes the precision of all others. Smoothing divides the difficulty between x * f and kernel / f.
@@ -62,13 +64,14 @@ def find_outliers(model: keras.Model, images: np.ndarray, smoothing: Smoothing |
     if not blocks:
         return Outliers()
     file = FileWriter(model, Operators(_BuilderWithoutWeights()), FilePlan())
-    stream, ranges = _measure(model, images, last_block=blocks[-1])
+    stream, ranges, largest_sum = _measure(model, images, last_block=blocks[-1])
     scales = np.ones(len(stream))
     if file.stream is not None and smoothing is not None and smoothing.stream is not None:
         scales = _stream_scales(stream, smoothing.stream)
     power = 1.0
     if file.stream is not None:
-        power = 0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST_STREAM_VALUE, 1))))
+        # A norm adds the squares as they are before `scales`: see `_mean_square` of the writer.
+        power = 0.5 ** np.ceil(np.log2(max(largest_sum / LARGEST_SUM, 1)) / 2)
     outliers = Outliers(None if (scales * power == 1).all() else scales * power, {}, {})
     if smoothing is not None:
         write_model(file)
@@ -127,15 +130,17 @@ def _stream_scales(maxima: Array, most: float) -> Array:
     return scales
 
 
-def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tuple[Array, dict[str, Array]]:
-    """Measure the largest |value| of each channel of the residual stream, (width,), and the least and largest value
-    of each channel of the blocks' and the final norm before their gains, (2, width).
+def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tuple[Array, dict[str, Array], float]:
+    """Measure the largest |value| of each channel of the residual stream, (width,), the least and largest value of
+    each channel of the blocks' and the final norm before their gains, (2, width), and the largest sum of the squares
+    of a token of the stream.
     """
     stream: Array = np.zeros(1)
+    largest_sum = 0.0
     ranges: dict[str, Array] = {}
 
     def update(name: str, tensor: Any) -> None:
-        nonlocal stream
+        nonlocal stream, largest_sum
         if not name.startswith("block_") and name != FINAL_NORM:
             return
         tokens = np.array(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32")))
@@ -143,6 +148,7 @@ def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tupl
         tokens = tokens.reshape(-1, tokens.shape[-1])
         if not name.endswith(INNER_NORM):
             stream = np.maximum(stream, np.abs(tokens).max(axis=0))
+            largest_sum = max(largest_sum, float(np.square(tokens).sum(axis=-1).max()))
         tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + last_block.norm1.epsilon)
         least, most = ranges.get(name, (np.inf, -np.inf))
         ranges[name] = np.array([np.minimum(least, tokens.min(axis=0)), np.maximum(most, tokens.max(axis=0))])
@@ -153,7 +159,7 @@ def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tupl
         with runtime.observe_norms(update):
             tokens = run_blocks(images[start : start + BATCH])
         update(FINAL_NORM, tokens)  # where the final norm follows the pooling, its tokens are the means of these
-    return stream, ranges
+    return stream, ranges, largest_sum
 
 
 def _above_zero(values: Array) -> Array:

@@ -112,7 +112,8 @@ def to_pixels(model: keras.Model, images: Any, shape: tuple[int, int, int]) -> n
         images = (np.clip(prepared_images(model, images, "images") * std + mean, 0, 1) * 255).astype(np.float32)
         if images.max() <= 1:  # almost black; preprocess would refuse it as a float image from 0 to 1
             images = np.rint(images).astype(np.uint8)
-    unscaled = Preprocessing(mean=(0.0,), std=(1 / 255,), antialias=True)
+    own = image_config(model).preprocessing
+    unscaled = Preprocessing(mean=(0.0,), std=(1 / 255,), antialias=True, bits=own.bits, range=own.range)
     pixels = preprocess.prepare(images, image_size=shape[:2], num_channels=shape[2], preprocessing=unscaled)
     return np.rint(pixels).clip(0, 255).astype(np.uint8)
 

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.images import CHANNELS, HEADER_SPEC, decode_pixels, read_header, requirements, to_grey
+from keras_vit.model.images import HEADER_SPEC, decode_pixels, read_header, requirements, to_grey
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.base import activation_function
+from keras_vit.model.pillow import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer
 
 Outputs = dict[str, Any]  # tensors by name
@@ -213,7 +214,7 @@ def _decode_and_prepare(file: Any, orientation: Any, config: ViTConfig) -> Any:
     prepare = preprocess.preprocessing_function(
         image_size=config.size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
-    pixels = decode_pixels(file, orientation)
+    pixels = decode_pixels(file, orientation, config.preprocessing)
     return prepare(to_grey(pixels) if config.num_channels == 1 else pixels)
 
 

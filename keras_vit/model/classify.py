@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from keras import ops
 
 from keras_vit._util.checks import check_counts
 from keras_vit._util.files import image_files
@@ -41,6 +40,8 @@ def classify_each(
 
 def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
     """Compute the normalized embeddings of images; arguments and errors as for `embed`."""
+    from keras import ops
+
     layer = "logits" if model.task.embedding_output() == "logits" else "pre_logits"
     check_counts(batch_size=batch_size)
     single = single_images(images)
@@ -56,15 +57,20 @@ def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
 
 
 def find_broken(outputs: Any, *, are_logits: bool = False) -> Any:
-    """Find the images, bool (batch,), whose outputs (batch, ...) are not finite, also in a graph.
+    """Find the images, bool (batch,), whose outputs (batch, ...) are not finite: of arrays in NumPy, also in a graph.
 
     Of logits of whole images or tokens, -inf alone is a class that is never predicted. In a map it is refused:
     interpolation makes NaN of it.
     """
-    is_good = ops.isfinite(outputs)
+    xp: Any = np
+    if not isinstance(outputs, np.ndarray):
+        from keras import ops
+
+        xp = ops
+    is_good = xp.isfinite(outputs)
     if are_logits:
-        is_good = (is_good | (outputs == -np.inf)) & ops.any(is_good, axis=-1, keepdims=True)
-    return ops.any(~is_good, axis=tuple(range(1, len(is_good.shape))))
+        is_good = (is_good | (outputs == -np.inf)) & xp.any(is_good, axis=-1, keepdims=True)
+    return xp.any(~is_good, axis=tuple(range(1, len(is_good.shape))))
 
 
 def check_outputs(outputs: Any, *, are_logits: bool = False) -> None:
@@ -72,7 +78,7 @@ def check_outputs(outputs: Any, *, are_logits: bool = False) -> None:
 
     Everything that makes results of a model's outputs calls it first, or in a graph `find_broken`.
     """
-    check_unbroken(ops.convert_to_numpy(find_broken(outputs, are_logits=are_logits)).any())
+    check_unbroken(np.any(find_broken(outputs, are_logits=are_logits)))
 
 
 def check_unbroken(is_broken: Any) -> None:

@@ -79,6 +79,8 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         super()._convert()
         if isinstance(self.preprocessing, Mapping):
             self._set("preprocessing", Preprocessing(**self.preprocessing))
+        if isinstance(self.preprocessing, Preprocessing) and len(self.preprocessing.mean) != self.num_channels:
+            self._set("preprocessing", self.preprocessing.for_all_channels())
         if self.class_token is None:
             self._set("class_token", str(self.classifier).startswith("token"))
         if self.pool_mlp_dim == self.mlp_dim:
@@ -110,7 +112,8 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         yield from self._position_conflicts()
         if len(self.preprocessing.mean) not in (1, self.num_channels):
             yield (
-                f"preprocessing has one mean for all or one for each of num_channels={self.num_channels}. "
+                f"preprocessing has one mean for all or one for each of num_channels={self.num_channels}: state "
+                'preprocessing={"mean": ..., "std": ...} of these channels. '
                 f"Received: {self.preprocessing.mean}"
             )
 
@@ -192,7 +195,7 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         """Copy the config with some fields changed.
 
         A changed `classifier` keeps the class token. A changed `num_classes` drops the labels, `projection_head` and
-        `probabilities`.
+        `probabilities`. Of `preprocessing` as a dict only the fields that it names change.
 
         Args:
             **changes: fields and their new values.
@@ -203,6 +206,10 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         check_fields(changes)
         if changes.get("num_classes", self.num_classes) != self.num_classes:
             changes = {"labels": None, "projection_head": False, "probabilities": "softmax", **changes}
+        preparation = changes.get("preprocessing", {})
+        if isinstance(preparation, Mapping):
+            check_fields(preparation, Preprocessing)
+            changes = {**changes, "preprocessing": dataclasses.replace(self.preprocessing, **preparation)}
         return dataclasses.replace(self, **changes)
 
     @classmethod

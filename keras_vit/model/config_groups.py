@@ -6,13 +6,14 @@ Each group is a frozen dataclass that checks its own values, and can be used alo
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from keras_vit._util.checks import Checked, Count, Positive, Share, WholeNumber, pair
 
 # Images are resized to size / crop_fraction: a smaller one would take any memory.
 CropFraction = Annotated[float, "[0.0625, 1]"]
+Bits = Annotated[int, "[8, 32]"]
 Finite = Annotated[float, "(-inf, inf)"]
 
 
@@ -39,6 +40,11 @@ class Preprocessing(Checked):
             that resizes images itself, a sum next to a half may be rounded to the other side.
         mean: subtracted first, one for each channel or one for all, for pixels on a scale of 0 to 1.
         std: the result is divided by it, one for each channel or one for all, above 0. The defaults give -1 to 1.
+        bits: of pictures whose values are not bytes (files of 16 bits, other arrays): 12 for values from 0 to 4,095.
+            A larger value is an error. None: such files have 16 bits, and arrays values from 0 to 255.
+        range: in place of bits, the values of black and white, such as (0, 1) for floats or (-160, 240) for a window
+            of a CT. Values outside are clipped. A first value above the second inverts. Bytes are from 0 to 255 in any
+            case.
 
     Raises:
         ValueError: a value is not accepted.
@@ -57,6 +63,8 @@ class Preprocessing(Checked):
     round_pixels: bool = False
     mean: tuple[Finite, ...] = (0.5,)
     std: tuple[Positive, ...] = (0.5,)
+    bits: Bits | None = None
+    range: tuple[Finite, ...] | None = None
 
     def _convert(self) -> None:
         """Repeat one value for all if the other field has one for each channel: both then have equal lengths."""
@@ -71,6 +79,28 @@ class Preprocessing(Checked):
                 "mean and std have one value for each channel or one for all. "
                 f"Received: mean={self.mean}, std={self.std}"
             )
+        if self.range is not None and (len(self.range) != 2 or self.range[0] == self.range[1]):
+            yield f"range has two different values, of black and white. Received: {self.range}"
+        if self.range is not None and self.bits is not None:
+            yield f"bits and range both state the values: give one. Received: bits={self.bits}, range={self.range}"
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """Values of black and white that `bits` or `range` states; None if neither does."""
+        if self.bits is not None:
+            return 0.0, 2.0**self.bits - 1
+        return None if self.range is None else (self.range[0], self.range[1])
+
+    def for_all_channels(self) -> Self:
+        """Copy with one mean and one std for any number of channels, if those of all channels are equal.
+
+        Example:
+            >>> keras_vit.Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5,)).for_all_channels().mean
+            (0.5,)
+        """
+        if len({*self.mean}) == len({*self.std}) == 1:
+            return replace(self, mean=self.mean[:1], std=self.std[:1])
+        return self
 
     @property
     def overshoots(self) -> bool:

@@ -1,11 +1,8 @@
-"""Decode images as the model's users have them: JPEG and PNG in TensorFlow's graph, everything else by Pillow.
+"""Decode JPEG and PNG files in TensorFlow's graph; `pillow` reads all formats without TensorFlow.
 
 The EXIF orientation tag is read from the APP1 segment of a JPEG. That of a PNG (eXIf) is not read.
 """
 
-import functools
-import io
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,25 +10,32 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.text import error_reason
+from keras_vit.model import values
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.pillow import (
+    BLOCK,
+    BYTES,
+    GREY,
+    JPEG,
+    LONG,
+    MAX_EXIF,
+    MAX_PIXELS,
+    MAX_SIDE,
+    NO_ADOBE,
+    ORIENTATION_TAG,
+    PIXEL_LIMITS,
+    PNG,
+    SHORT,
+)
 
-CHANNELS = (1, 3)  # grey and colour: image files have no others
-MAX_PIXELS = 50_000_000  # of one image: 150 MB when decoded. A file of 0.4 MB can claim 400 million
-MAX_SIDE = 65_535  # the largest side of a JPEG. Resizing with antialiasing needs memory for each column
-PIXEL_LIMITS = f"An image has 1 to {MAX_PIXELS:,} pixels and sides of at most {MAX_SIDE:,}."
-NO_ADOBE = "A CMYK JPEG without the mark of Adobe: save it as RGB, because readers differ in its colours"
 MAX_SEGMENTS = 20_000  # of a JPEG, in which EXIF is looked for
-MAX_EXIF = 65_535  # bytes: the longest segment of a JPEG
-ORIENTATION_TAG = 0x0112  # of EXIF
-BLOCK = 1 << 20  # pixels converted at a time: in float32 an image has four times its size
 
-_JPEG = b"\xff\xd8\xff"
-_PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_START = len(_PNG) + 25  # with the chunk IHDR
+_PNG_START = len(PNG) + 25  # with the chunk IHDR
 _DEPTH_AND_TYPE, _PALETTE = 24, 3  # place of a PNG's bits and colour type; from 3 on, pixels may be transparent
+_DEEP = 16  # bits
 _EXIF, _ADOBE = (0xFFE1, b"Exif\0\0"), (0xFFEE, b"Adobe")  # marks and names of segments
 _PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
 _CMYK_COMPONENTS = 4
-_SHORT, _LONG = 3, 4  # types of values in EXIF
 
 
 class Header(NamedTuple):
@@ -64,8 +68,8 @@ def read_header(file: Any) -> Header:
     def unknown_header() -> Header:
         return Header(tf.constant(False), tf.constant([1, 1], tf.int64), tf.constant(1), tf.constant(True))
 
-    is_png = _starts_with(file, _PNG) & (tf.strings.length(file) >= _PNG_START)
-    return tf.cond(_starts_with(file, _JPEG), jpeg_header, lambda: tf.cond(is_png, png_header, unknown_header))
+    is_png = _starts_with(file, PNG) & (tf.strings.length(file) >= _PNG_START)
+    return tf.cond(_starts_with(file, JPEG), jpeg_header, lambda: tf.cond(is_png, png_header, unknown_header))
 
 
 _compiled_header = tf.function(read_header, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
@@ -80,22 +84,17 @@ def requirements(header: Header) -> Iterator[tuple[Any, str, Any]]:
     yield header.has_colours, NO_ADOBE, ""
 
 
-def is_jpeg_or_png(start: bytes) -> bool:
-    """Recognise a file for `decode_image` by its first bytes."""
-    return start.startswith((_JPEG, _PNG))
-
-
 def declares_opacity(start: bytes) -> bool:
     """Check the first bytes of a file: whether it is a PNG with a fourth channel, or a palette with opacity."""
     kind = start[_DEPTH_AND_TYPE + 1 : _DEPTH_AND_TYPE + 2]
-    return start.startswith(_PNG) and (kind in (b"\4", b"\6") or (kind == b"\3" and b"tRNS" in start))
+    return start.startswith(PNG) and (kind in (b"\4", b"\6") or (kind == b"\3" and b"tRNS" in start))
 
 
-def decode_image(file: Any) -> Any:
-    """Decode one JPEG or PNG file upright, outside of a graph: uint8 (height, width, 3), or a ValueError."""
+def decode_image(file: Any, preprocessing: Preprocessing = BYTES) -> Any:
+    """Decode one JPEG or PNG file upright, outside of a graph: as `decode_pixels`, or a ValueError."""
     orientation = check_image(file)
     try:
-        return decode_pixels(file, orientation)
+        return decode_pixels(file, orientation, preprocessing)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(f"is a damaged image: {error_reason(error.message)}") from None
 
@@ -113,29 +112,74 @@ def check_image(file: Any) -> Any:
     return header.orientation
 
 
-def decode_pixels(file: Any, orientation: Any) -> Any:
+def decode_pixels(file: Any, orientation: Any, preprocessing: Preprocessing = BYTES) -> Any:
     """Decode a JPEG or PNG file and turn it upright: uint8 (height, width, 3), equal to Pillow's, on white.
 
-    A single colour that a PNG without a palette declares as transparent (tRNS) stays.
+    Where the preprocessing states `bits` or `range`, the result is float32, from 0 to 255. A PNG of 16 bits that does
+    not fit it fails: with a ValueError, or in a graph with an InvalidArgumentError. A single colour that a PNG without
+    a palette declares as transparent (tRNS) stays.
     """
+    dtype = tf.uint8 if preprocessing.limits is None else tf.float32
 
     def opaque() -> Any:
-        return tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
+        pixels = tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
+        return tf.cast(pixels, dtype)
 
     def png() -> Any:
         depth, kind = tf.unstack(tf.io.decode_raw(tf.strings.substr(file, _DEPTH_AND_TYPE, 2), tf.uint8), num=2)
         # Without opacity in the file, decode_png gives the largest value of that many bits.
         whole = tf.bitwise.left_shift(1, tf.minimum(tf.cast(depth, tf.int32), 8)) - 1
-        transparent = functools.partial(tf.io.decode_png, file, channels=4)
-        return tf.cond(kind >= _PALETTE, lambda: on_white(transparent(), whole), opaque)
 
-    pixels = tf.cond(_starts_with(file, _PNG), png, opaque)
+        def read(channels: int) -> Any:
+            return tf.cond(
+                depth == _DEEP,
+                lambda: _deep_pixels(tf.io.decode_png(file, channels=channels, dtype=tf.uint16), preprocessing),
+                lambda: tf.cast(tf.io.decode_png(file, channels=channels), dtype),
+            )
+
+        return tf.cond(kind >= _PALETTE, lambda: on_white(read(4), whole), lambda: read(3))
+
+    pixels = tf.cond(_starts_with(file, PNG), png, opaque)
     return turn_upright(tf.ensure_shape(pixels, (None, None, 3)), orientation)
 
 
+def _deep_pixels(pixels: Any, preprocessing: Preprocessing) -> Any:
+    """Do in a graph what `values.deep_pixels` does, for uint16 (height, width, 3) or, with opacity, 4 channels."""
+    colours = pixels[..., :3]
+    least, most = (tf.cast(extreme(colours), tf.float32) for extreme in (tf.reduce_min, tf.reduce_max))
+    checks = [_require(*condition) for condition in values.requirements(least, most, preprocessing)]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        pixels = tf.identity(pixels)
+    if preprocessing.limits is None:
+        return tf.cast(tf.bitwise.right_shift(pixels, tf.constant(8, tf.uint16)), tf.uint8)
+    scaled = values.scale(tf.cast(pixels[..., :3], tf.float32), preprocessing, tf.clip_by_value)
+    return tf.concat([scaled, tf.cast(pixels[..., 3:], tf.float32) / 257], axis=-1)  # 65,535 is opaque
+
+
+def _require(holds: Any, message: str, value: Any) -> Any:
+    """Fail with a message and a value if a condition is false, in a graph or outside."""
+    if not tf.executing_eagerly():
+        return tf.raw_ops.Assert(condition=holds, data=[tf.constant(message), value])
+    if not holds:
+        raise ValueError(f"{message} {int(value)}")
+    return None
+
+
+def check_deep(file: bytes, preprocessing: Preprocessing) -> None:
+    """Raise a ValueError if a file is a PNG of 16 bits that does not fit the preprocessing."""
+    if file.startswith(PNG) and file[_DEPTH_AND_TYPE : _DEPTH_AND_TYPE + 1] == bytes([_DEEP]):
+        values.check_values(tf.io.decode_png(file, channels=3, dtype=tf.uint16).numpy(), preprocessing)
+
+
 def to_grey(image: Any) -> Any:
-    """Convert uint8 (..., 3) to (..., 1) like `tf.image.rgb_to_grayscale`, with little memory."""
-    return _by_blocks(tf.image.rgb_to_grayscale, image, 1)
+    """Convert uint8 or float32 (..., 3) to (..., 1) like `tf.image.rgb_to_grayscale`, with little memory."""
+    return _by_blocks(tf.image.rgb_to_grayscale if image.dtype == tf.uint8 else _float_grey, image, 1)
+
+
+def _float_grey(image: Any) -> Any:
+    """Convert floats to grey by weights whose sum is 1: TensorFlow's give .9999 of white, which bytes do not show."""
+    weights = np.array(GREY)
+    return tf.reduce_sum(image * tf.constant(weights / weights.sum(), image.dtype), axis=-1, keepdims=True)
 
 
 def on_white(image: Any, whole: Any = 255) -> Any:
@@ -201,7 +245,7 @@ def read_orientation(file: Any) -> Any:
     """Read the EXIF orientation of a JPEG, int32 from 1 to 8; 1 for other files, without EXIF or if it is damaged."""
     # Most images of data sets have no EXIF. This search takes a tenth of the time that parsing takes.
     pieces = tf.raw_ops.StringSplitV2(input=[file], sep=_EXIF[1], maxsplit=1).values
-    has_exif = (tf.size(pieces) > 1) & _starts_with(file, _JPEG)
+    has_exif = (tf.size(pieces) > 1) & _starts_with(file, JPEG)
     return tf.cond(has_exif, lambda: _parse_orientation(file), lambda: tf.constant(1))
 
 
@@ -239,10 +283,10 @@ def _first_directory(exif: Any) -> Any:
     count = tf.where(is_valid, number(tf.ensure_shape(content[offset : offset + 2], (2,))), 0)
     count = tf.minimum(count, (length - offset - 2) // 12)  # entries of a damaged directory that are complete
     entries = tf.reshape(content[offset + 2 : offset + 2 + 12 * count], (-1, 12))
-    kind, is_long = number(entries[:, 2:4]), number(entries[:, 2:4]) == _LONG
+    kind, is_long = number(entries[:, 2:4]), number(entries[:, 2:4]) == LONG
     is_tag = (number(entries[:, :2]) == ORIENTATION_TAG) & (number(entries[:, 4:8]) == 1)
-    values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
-    found = tf.boolean_mask(values, is_tag & (is_long | (kind == _SHORT)))
+    found_values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
+    found = tf.boolean_mask(found_values, is_tag & (is_long | (kind == SHORT)))
     return tf.concat([found, tf.constant([1], tf.int64)], axis=0)[0]
 
 
@@ -273,92 +317,3 @@ def _numbers(file: Any, place: Any, dtype: Any) -> Any:
     """Read two big-endian numbers of a file as int32."""
     numbers = tf.io.decode_raw(tf.strings.substr(file, place, 2 * dtype.size), dtype, little_endian=False)
     return tf.ensure_shape(tf.cast(numbers, tf.int32), (2,))
-
-
-# Files that people try although no reader is installed, by the bytes at a place of the file.
-KINDS = ((0, b"<", "text, such as SVG or HTML"), (4, b"ftyp", "a HEIC photo, an AVIF image or a video"))
-SIXTEEN_BITS = ("PNG", "PPM")  # formats whose images of mode "I" have 16 bits
-
-
-def decode_with_pillow(file: bytes) -> np.ndarray:
-    """Read a file that is neither JPEG nor PNG. See `pixels`."""
-    if not file:
-        raise ValueError("is an empty file")
-    found = [name for place, mark, name in KINDS if file.startswith(mark, place)]
-    kind = f"is {found[0]}, which cannot be read" if found else "is not an image of a known format"
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise ValueError(f"{kind}: save it as JPEG or PNG. `pip install pillow` reads more formats") from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `pixels` has a lower limit
-            image = Image.open(io.BytesIO(file))
-    except UnidentifiedImageError:
-        raise ValueError(f"{kind}. Save it as JPEG or PNG") from None
-    except Image.DecompressionBombError:
-        raise ValueError(f"cannot be decoded. {PIXEL_LIMITS} It has more") from None
-    except Exception as error:  # Pillow's readers raise errors of any kind for damaged files
-        raise ValueError(_damaged(error)) from None
-    with image:
-        return pillow_pixels(image)
-
-
-def pillow_pixels(image: Any) -> np.ndarray:
-    """Convert a Pillow image to uint8 (height, width, 3), turned upright by its EXIF orientation.
-
-    Colours are those of TensorFlow's decoders: 16 bits give the high byte. Transparent pixels are put on white. Values
-    of the modes I and F are pixels from 0 to 255.
-    """
-    width, height = image.size
-    if not (0 < height * width <= MAX_PIXELS and max(height, width) <= MAX_SIDE):
-        raise ValueError(f"cannot be decoded. {PIXEL_LIMITS} Received: height and width {height} x {width}")
-    try:
-        image.load()
-    except Exception as error:
-        raise ValueError(_damaged(error)) from None
-    colours = _in_colour(image)
-    exif = image.info.get("exif")  # read by Pillow from the file; TIFF images are turned when they are loaded
-    if not isinstance(exif, bytes) or image.format == "PNG":  # that of a PNG file is not read in graphs either
-        return colours
-    return np.asarray(turn_upright(colours, exif_orientation(exif)))
-
-
-def _damaged(error: Exception) -> str:
-    return f"is a damaged image: {str(error) or type(error).__name__}"
-
-
-def _in_colour(image: Any) -> np.ndarray:
-    if image.mode == "CMYK":
-        if image.format == "JPEG" and "adobe" not in image.info:
-            raise ValueError(f"cannot be decoded. {NO_ADOBE}")
-        inks = 255 - np.asarray(image, np.uint16)
-        return (inks[..., :3] * inks[..., 3:] // 255).astype(np.uint8)  # libjpeg's rounding
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS):
-        return _grey(np.asarray(image) >> 8)
-    if image.mode in ("I", "F"):
-        return _grey(_checked(np.asarray(image), image.mode))
-    with_alpha = {"La": "LA", "RGBa": "RGBA"}.get(image.mode)  # colours multiplied by their opacity
-    is_transparent = image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or (
-        image.mode == "P" and "transparency" in image.info
-    )
-    try:
-        image = image.convert(with_alpha) if with_alpha else image
-        if is_transparent:
-            return np.asarray(on_white(np.asarray(image.convert("RGBA"))))
-        return np.asarray(image.convert("RGB"))
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"has mode {image.mode}, which Pillow does not convert to RGB: {error}") from None
-
-
-def _grey(values: np.ndarray) -> np.ndarray:
-    return np.repeat(values.astype(np.uint8)[..., None], 3, axis=-1)
-
-
-def _checked(values: np.ndarray, mode: str) -> np.ndarray:
-    low, high = float(values.min()), float(values.max())
-    if not (low >= 0 and high <= 255) or (mode == "F" and 0 < high <= 1):
-        raise ValueError(
-            f"has mode {mode}, whose values must be pixels from 0 to 255: scale them. Received: {low:g}..{high:g}"
-        )
-    return values

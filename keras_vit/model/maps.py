@@ -5,13 +5,13 @@ from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 from keras import ops
 
 from keras_vit import position
 from keras_vit._util.checks import is_count
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.base import BaseLayer
+from keras_vit.model.resizing import neighbours
 
 Blocks = int | Iterable[int | str] | None
 
@@ -90,19 +90,6 @@ class ResizeBilinear(BaseLayer):
         return (input_shape[0], *self.size, input_shape[-1])
 
 
-def neighbours(new: int, old: int, *, align_corners: bool) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-    """Find the lower neighbour of each of `new` cells among `old` ones (its index), and the higher one's share.
-
-    Source: area_pixel_compute_source_index of ATen/native/UpSample.h (PyTorch).
-    """
-    if align_corners:
-        places = np.arange(new) * ((old - 1) / (new - 1) if new > 1 else 0.0)
-    else:
-        places = np.maximum((np.arange(new) + 0.5) * old / new - 0.5, 0)
-    first = np.minimum(places.astype(np.int32), old - 1)
-    return first, np.minimum(places - first, 1)
-
-
 def resize_maps(maps: Any, size: Sequence[int], *, method: str = "bilinear", rows_first: bool = True) -> Any:
     """Resize TensorFlow tensors (batch, rows, columns, channels) by products with constant matrices.
 
@@ -178,19 +165,6 @@ class MaskLogits(BaseLayer):
     def compute_output_shape(self, queries_shape: tuple[Any, ...], maps_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         """Shape of the masks."""
         return (*maps_shape[:-1], queries_shape[1])
-
-
-def resize_axis(x: np.ndarray, axis: int, new: int, *, align_corners: bool = False) -> np.ndarray:
-    """Resize one axis of an array bilinearly, as `ResizeBilinear` does."""
-    return interpolate(x, axis, *neighbours(new, x.shape[axis], align_corners=align_corners))
-
-
-def interpolate(x: np.ndarray, axis: int, first: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Interpolate between the cells `first` and those that follow them along an axis."""
-    weights = share.astype(np.float32).reshape(-1, *(1,) * (x.ndim - 1 - axis))
-    low, high = np.take(x, first, axis), np.take(x, np.minimum(first + 1, x.shape[axis] - 1), axis)
-    mixed: np.ndarray = low + (high - low) * weights
-    return mixed
 
 
 def map_names(config: ViTConfig, blocks: Blocks) -> list[str]:

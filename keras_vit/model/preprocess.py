@@ -1,6 +1,6 @@
 """Prepare images for a model: arrays, PIL images, image files and tensors in tf.data, all in the same way."""
 
-import functools
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -10,7 +10,9 @@ import numpy as np
 
 from keras_vit._util.files import read_file, read_limited
 from keras_vit._util.text import warn
-from keras_vit.model.config import Preprocessing
+from keras_vit.model import values
+from keras_vit.model.config import Preprocessing, ViTConfig
+from keras_vit.model.pillow import CHANNELS, decode_with_pillow, is_jpeg_or_png, on_white, pillow_pixels, to_grey
 from keras_vit.model.resizing import (
     MAX_ASPECT,
     PILLOW_ONE,
@@ -29,21 +31,28 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
     Returns float32 (batch, height, width, channels) in NumPy; for a symbolic tensor (in `tf.data`) a tensor of the
     same rank. Grey images are repeated to three channels; transparent pixels, by a fourth channel, are put on white.
     """
-    from keras import config
-
-    is_symbolic = _is_symbolic(images)
-    if is_symbolic or config.backend() == "tensorflow":
-        prepare_batch = preprocessing_function(
+    if _is_symbolic(images):
+        prepare_tensor = preprocessing_function(
             image_size=image_size, num_channels=num_channels, preprocessing=preprocessing
         )
-    else:  # without starting TensorFlow
-        prepare_batch = functools.partial(_prepare_arrays, image_size, num_channels, preprocessing)
-    if is_symbolic:
-        return prepare_batch(images)
-    batches = [np.asarray(prepare_batch(array)) for array in to_arrays(images, num_channels)]
+        return prepare_tensor(symbolic_pixels(images, preprocessing))
+    batches = [
+        _prepare_arrays(image_size, num_channels, preprocessing, array)
+        for array in to_arrays(images, num_channels, preprocessing)
+    ]
     if not batches:
         raise ValueError("preprocess needs at least one image. Received: an empty list")
     return np.concatenate(batches)
+
+
+def prepare_bytes(data: bytes, config: ViTConfig) -> np.ndarray:
+    """Prepare the content of an image file for a model: float32 (height, width, channels); errors of `decode_bytes`."""
+    pixels = decode_bytes(data, config.num_channels, config.preprocessing)
+    plain = dataclasses.replace(config.preprocessing, bits=None, range=None)  # the pixels are scaled already
+    prepared: np.ndarray = prepare(
+        pixels, image_size=config.size, num_channels=config.num_channels, preprocessing=plain
+    )[0]
+    return prepared
 
 
 def _is_symbolic(images: Any) -> bool:
@@ -60,9 +69,7 @@ def _prepare_arrays(
     if kind == "grey":
         pixels = np.repeat(pixels, num_channels, axis=-1)
     elif kind == "opacity":
-        opacity = pixels[..., 3:].astype(np.float32)
-        mixed = (pixels[..., :3] * opacity + 255 * (255 - opacity)) / 255
-        pixels = (np.round(mixed) if pixels.dtype == np.uint8 else mixed).astype(pixels.dtype)
+        pixels = on_white(pixels)
     prepared: np.ndarray = normalize(resize_arrays(pixels, image_size, preprocessing), preprocessing)
     return prepared
 
@@ -87,7 +94,7 @@ def check_prepared(images: Any, config: Any) -> None:
     if not isinstance(images, np.ndarray) and not hasattr(images, "numpy"):
         return
     first = np.abs(np.asarray(images[:1], np.float32)) if len(images.shape) else np.zeros(1)
-    mean, std = (np.array(values) for values in (config.preprocessing.mean, config.preprocessing.std))
+    mean, std = (np.array(numbers) for numbers in (config.preprocessing.mean, config.preprocessing.std))
     most = FAR * float(np.abs([mean / std, (1 - mean) / std]).max())
     if first.max(initial=0) > most:
         warn(
@@ -115,38 +122,51 @@ def preprocessing_function(
 
 def normalize(pixels: Any, preprocessing: Preprocessing) -> Any:
     """Scale pixels of 0..255, uint8 arrays or float32, to the model's range: float32."""
-    mean, std = (np.array(values, np.float32) * 255 for values in (preprocessing.mean, preprocessing.std))
+    mean, std = (np.array(numbers, np.float32) * 255 for numbers in (preprocessing.mean, preprocessing.std))
     return (pixels - mean) / std
 
 
-def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
+def symbolic_pixels(images: Any, preprocessing: Preprocessing) -> Any:
+    """Scale a tensor that is not of bytes to pixels, float32, if the preprocessing states its values."""
+    import tensorflow as tf
+
+    if preprocessing.limits is None or images.dtype == tf.uint8:
+        return images
+    return values.scale(tf.cast(images, tf.float32), preprocessing, tf.clip_by_value)
+
+
+def decode(
+    path: str | os.PathLike[str], num_channels: int = 3, preprocessing: Preprocessing | None = None
+) -> np.ndarray:
     """Read an image file upright, as uint8 (height, width, num_channels): JPEG, PNG, and with Pillow more formats.
 
+    Where the preprocessing states `bits` or `range`, the result is float32, from 0 to 255.
+
     The file of an http, https or hf URL is downloaded into the cache folder; `tf.io.gfile` reads others, such as gs://.
-    A file that is not an image, or has more than `jpeg_png.MAX_PIXELS` pixels, raises a ValueError with the reason.
+    A file that is not an image, or has more than `pillow.MAX_PIXELS` pixels, raises a ValueError with the reason.
     """
     name = os.fspath(path)
     if name.startswith(DOWNLOADED):
-        return _download_and_decode(name, num_channels)
+        return _download_and_decode(name, num_channels, preprocessing)
     local = name.removeprefix("file://")
     data = _read_remote_file(name) if "://" in local else read_file(local)
     try:
-        return decode_bytes(data, num_channels)
+        return decode_bytes(data, num_channels, preprocessing)
     except ValueError as error:
         raise ValueError(f"{name!r} {error}") from None
 
 
-def decode_bytes(data: bytes, num_channels: int) -> np.ndarray:
+def decode_bytes(data: bytes, num_channels: int, preprocessing: Preprocessing | None = None) -> np.ndarray:
     """Decode the content of an image file as `decode` does. The message of a ValueError lacks the file's name."""
-    from keras_vit.model.images import (
-        decode_image,
-        decode_with_pillow,
-        is_jpeg_or_png,
-    )
+    _check_readable(num_channels)
+    stated = preprocessing or Preprocessing()
+    if is_jpeg_or_png(data):
+        from keras_vit.model.images import decode_image
 
-    is_plain = is_jpeg_or_png(data)
-    pixels = np.asarray(decode_image(data) if is_plain else decode_with_pillow(data))
-    return _with_channels(pixels, num_channels)
+        pixels = np.asarray(decode_image(data, stated))
+    else:
+        pixels = decode_with_pillow(data, stated)
+    return with_channels(pixels, num_channels)
 
 
 def _read_remote_file(name: str) -> bytes:
@@ -159,52 +179,53 @@ def _read_remote_file(name: str) -> bytes:
         raise FileNotFoundError(f"There is no image file {name!r}, or it cannot be read: {error.message}") from None
 
 
-def _download_and_decode(url: str, num_channels: int) -> np.ndarray:
+def _download_and_decode(url: str, num_channels: int, preprocessing: Preprocessing | None) -> np.ndarray:
     """Decode a file of a web server; the cache folder keeps it only if it is an image."""
     from keras_vit._util.downloads import fetch
     from keras_vit._util.files import cache_folder
 
     local = fetch(url)
     try:
-        return decode(local, num_channels)
+        return decode(local, num_channels, preprocessing)
     except ValueError as error:
         if local.is_relative_to(cache_folder()):  # a mirror's folder keeps its files
             local.unlink(missing_ok=True)
         raise ValueError(str(error).replace(repr(os.fspath(local)), url)) from None
 
 
-def _with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
+def with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
     """Convert pixels to grey if the model takes one channel: TensorFlow's formula for files of all formats."""
-    from keras_vit.model.images import CHANNELS, to_grey
+    _check_readable(num_channels)
+    return pixels if num_channels == 3 else to_grey(pixels)
 
+
+def _check_readable(num_channels: int) -> None:
     if num_channels not in CHANNELS:
-        raise ValueError(f"Image files are colour or grey, and the model takes {num_channels} channels: pass arrays")
-    return pixels if num_channels == 3 else np.asarray(to_grey(pixels))
+        raise ValueError(
+            f"Image files are colour or grey, and the model takes {num_channels} channels: pass arrays, such as those "
+            "of tifffile.imread"
+        )
 
 
-def to_arrays(images: Any, num_channels: int) -> list[np.ndarray]:
-    """Read images, as `prepare` takes them, as checked arrays of 0..255: (batch, height, width, channels)."""
-    return [_check_batch(array) for array in _arrays(images, num_channels)]
+def to_arrays(images: Any, num_channels: int, preprocessing: Preprocessing) -> list[np.ndarray]:
+    """Read one image or a list of images, as `prepare` takes them, as arrays (batch, height, width, channels).
 
-
-def _arrays(images: Any, num_channels: int) -> list[Any]:
-    """Read one image or a list of images as arrays."""
+    They are pixels of 0..255: uint8, or float32.
+    """
     if isinstance(images, str | os.PathLike):
-        return [decode(images, num_channels)]
+        return [decode(images, num_channels, preprocessing)[None]]
     if isinstance(images, list | tuple):
-        return [array for image in images for array in _arrays(image, num_channels)]
+        return [array for image in images for array in to_arrays(image, num_channels, preprocessing)]
     if hasattr(images, "convert") and hasattr(images, "getbands"):  # a PIL image, without importing Pillow
-        from keras_vit.model.images import pillow_pixels
-
         try:
-            return [_with_channels(pillow_pixels(images), num_channels)]
+            return [with_channels(pillow_pixels(images, preprocessing), num_channels)[None]]
         except ValueError as error:
             raise ValueError(f"The Pillow image {error}") from None
-    return [np.asarray(images)]
+    return [_scaled_batch(np.asarray(images), preprocessing)]
 
 
-def _check_batch(array: np.ndarray) -> np.ndarray:
-    """Check an array and give it a batch axis; raise a ValueError for values outside of 0 to 255."""
+def _scaled_batch(array: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
+    """Check an array, give it a batch axis, and scale its values to pixels of 0..255 if the preprocessing says how."""
     received = f"Received: {array.dtype} array of shape {array.shape}"
     if array.ndim == 2:
         array = array[..., None]
@@ -214,23 +235,43 @@ def _check_batch(array: np.ndarray) -> np.ndarray:
         raise ValueError(f"An image must be (height, width, channels), with or without a batch axis. {received}")
     if array.dtype.kind not in "uif":
         raise ValueError(f"Images must be uint8 or floats from 0 to 255. {received}")
+    if array.dtype == np.uint8:
+        return array
+    check_array(array, preprocessing, received)
+    pixels = array.astype(np.float32)
+    return pixels if preprocessing.limits is None else values.scale(pixels, preprocessing)
+
+
+def check_array(array: np.ndarray, preprocessing: Preprocessing, received: str) -> None:
+    """Raise a ValueError for values that are not bytes, and neither pixels nor in the range that is stated."""
+    if preprocessing.limits is not None:
+        try:
+            values.check_values(array, preprocessing)
+        except ValueError as error:
+            raise ValueError(f"The array {error}. {received}") from None
+        return
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 255):
-        raise ValueError(f"Images must be pixels from 0 to 255, not prepared ones. {received}, {low}..{high}")
+        raise ValueError(
+            "Images must be pixels from 0 to 255, not prepared ones. State what other values mean: "
+            f"{values.HOW}. {received}, {low}..{high}"
+        )
     if array.dtype.kind == "f" and 0 < high <= 1:
-        raise ValueError(f"Float images must have values from 0 to 255: multiply by 255. {received}, {low}..{high}")
-    return array if array.dtype == np.uint8 else array.astype(np.float32)
+        raise ValueError(
+            "Float images must have values from 0 to 255: multiply by 255, or state "
+            f'preprocessing={{"range": [0, 1]}} {values.WHERE}. {received}, {low}..{high}'
+        )
 
 
 def _to_channels(image: Any, num_channels: int) -> Any:
     import tensorflow as tf
 
-    from keras_vit.model.images import on_white
+    from keras_vit.model import images
 
     kind = check_channels(image.shape, num_channels)
     if kind == "grey":
         return tf.repeat(image, num_channels, axis=-1)
-    return on_white(image) if kind == "opacity" else image
+    return images.on_white(image) if kind == "opacity" else image
 
 
 def check_channels(shape: Any, num_channels: int) -> str:

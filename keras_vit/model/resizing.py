@@ -15,14 +15,15 @@ Size = tuple[int, int]  # height, width
 
 PILLOW_ONE = 2**22  # Pillow's weights are whole numbers of this fraction
 MAX_ASPECT = 64  # longer side / shorter side: a crop uses only the middle of a longer image
-MAX_NUMBERS = 1 << 24  # that are multiplied at a time: in float64 pixels have eight times their size
+ROWS = 16  # of a matrix that are multiplied at a time: they use the pixels near them alone
+MAX_PRODUCTS = 1 << 18  # in one call: above it OpenBLAS starts threads, which wait for each other on a busy machine
 
 
 def resize_arrays(images: np.ndarray, target: Size, preprocessing: Preprocessing) -> np.ndarray:
     """Resize and crop images (batch, height, width, channels) of 0..255 as `preprocess` does: float32, 0..255.
 
-    The sums are float64, so that those of `Preprocessing.matches_pillow` are exact. Others are rounded where TensorFlow
-    rounds each step to float32.
+    Equal to TensorFlow for `Preprocessing.matches_pillow`, and for bilinear without antialias. Other sums are float64,
+    rounded where TensorFlow rounds each step to float32.
     """
     source = images.shape[1], images.shape[2]
     if preprocessing.resize == "crop":
@@ -31,35 +32,54 @@ def resize_arrays(images: np.ndarray, target: Size, preprocessing: Preprocessing
         images = images[:, top : top + shown[0], left : left + shown[1]]
         source = shown[0], shown[1]
     size, corner = resize_plan(source, target, preprocessing)
-    axes = (0, 1) if preprocessing.matches_pillow and is_height_first(source, size) else (1, 0)
+    is_stepwise = preprocessing.overshoots or preprocessing.round_pixels  # clipped or rounded after each direction
+    is_linear = preprocessing.interpolation == "bilinear" and not preprocessing.antialias
+    if preprocessing.matches_pillow:
+        axes = (0, 1) if is_height_first(source, size) else (1, 0)
+    else:
+        axes = (1, 0) if is_stepwise or is_linear else (0, 1)  # as TensorFlow
     for axis in axes:
         kept = slice(corner[axis], corner[axis] + target[axis])
         if size[axis] == source[axis]:
             images = images[:, kept] if axis == 0 else images[:, :, kept]
             continue
-        images = _multiply(
-            images, resize_matrix(size[axis], source[axis], preprocessing)[kept], axis + 1, preprocessing
-        )
+        if is_linear:
+            # To the bit as resize_bilinear_op.cc (TensorFlow), which computes in float32.
+            places = _centers(size[axis], source[axis])[kept].astype(np.float32)
+            first = np.floor(places).astype(int)
+            images = interpolate(images, axis + 1, first.clip(0), np.where(first < 0, 0, places - first))
+        else:
+            matrix = resize_matrix(size[axis], source[axis], preprocessing)[kept]
+            images = _multiply(images, matrix, axis + 1, preprocessing.matches_pillow)
+        if is_stepwise:
+            images = images.clip(0, 255)
+        if preprocessing.round_pixels:
+            images = images.round().astype(np.uint8)
     return images.astype(np.float32)
 
 
-def _multiply(images: np.ndarray, matrix: Matrix, axis: int, preprocessing: Preprocessing) -> np.ndarray:
-    """Multiply one axis of images by a matrix, in parts of the other axis, clip and round: float32, or uint8 if whole.
+def _multiply(images: np.ndarray, matrix: Matrix, axis: int, matches_pillow: bool) -> np.ndarray:
+    """Multiply one axis of images by a matrix, in small parts, from the pixels alone that it uses: float32.
 
-    It takes the pixels alone that the matrix uses.
+    The sums are float64, so that they are exact where the result `matches_pillow`, whose halves are rounded up.
     """
-    used = np.flatnonzero(matrix.any(axis=0))
-    images, matrix = images.take(used, axis=axis), matrix[:, used]
-    other = 3 - axis
-    done = []
-    for part in np.array_split(images, min(images.shape[other], -(-images.size // MAX_NUMBERS)), axis=other):
-        product = np.moveaxis(np.tensordot(part.astype(np.float64), matrix, (axis, 1)), -1, axis)
-        if preprocessing.overshoots or preprocessing.round_pixels:
-            product = product.clip(0, 255)
-        if preprocessing.round_pixels:
-            product = np.floor(product + 0.5) if preprocessing.matches_pillow else np.round(product)
-        done.append(product.astype(np.uint8 if preprocessing.round_pixels else np.float32))
-    return np.concatenate(done, axis=other)
+    shape = [*images.shape]
+    shape[axis] = len(matrix)
+    result = np.empty(shape, np.float32)
+    source, target = (np.moveaxis(array, (axis, 3 - axis), (0, 1)) for array in (images, result))
+    for start in range(0, len(matrix), ROWS):
+        rows = matrix[start : start + ROWS]
+        used = np.flatnonzero(rows.any(axis=0))
+        rows = rows[:, used]
+        is_range = len(used) == used[-1] - used[0] + 1
+        step = max(1, MAX_PRODUCTS // (rows.size * math.prod(source.shape[2:])))
+        for first in range(0, source.shape[1], step):
+            pixels = source[:, first : first + step]
+            pixels = pixels[used[0] : used[-1] + 1] if is_range else pixels[used]
+            product = rows @ pixels.reshape(len(used), -1).astype(np.float64)
+            product = np.floor(product + 0.5) if matches_pillow else product
+            target[start : start + ROWS, first : first + step] = product.reshape(len(rows), *pixels.shape[1:])
+    return result
 
 
 def size_before_crop(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
@@ -134,8 +154,10 @@ def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
     if method == "bicubic" and not antialias:
         return _bicubic(new, old)
     # As scale_and_translate_op.cc (TensorFlow). Bilinear without antialias repeats the border there: the same matrix.
-    widening = max(old / new, 1.0) if antialias else 1.0
-    return position.kernel_matrix(_centers(new, old), old, position.IMAGE_KERNELS[method][0], widening=widening)
+    scale = np.float32(1) / (np.float32(new) / np.float32(old))
+    widening = max(float(scale), 1.0) if antialias else 1.0
+    centers = ((np.arange(new) + 0.5).astype(np.float32) * scale).astype(np.float64) - 0.5
+    return position.kernel_matrix(centers, old, position.IMAGE_KERNELS[method][0], widening=widening)
 
 
 def _rescale(values: npt.NDArray[Any], new: int, old: int) -> Matrix:
@@ -170,3 +192,30 @@ def _area(new: int, old: int) -> Matrix:
     edges = _rescale(np.arange(new + 1.0), new, old)
     overlap = np.minimum(edges[1:, None], np.arange(old) + 1) - np.maximum(edges[:-1, None], np.arange(old))
     return np.maximum(overlap, 0) * new / old
+
+
+def neighbours(new: int, old: int, *, align_corners: bool) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+    """Find the lower neighbour of each of `new` cells among `old` ones (its index), and the higher one's share.
+
+    Source: area_pixel_compute_source_index of ATen/native/UpSample.h (PyTorch).
+    """
+    if align_corners:
+        places = np.arange(new) * ((old - 1) / (new - 1) if new > 1 else 0.0)
+    else:
+        places = np.maximum((np.arange(new) + 0.5) * old / new - 0.5, 0)
+    first = np.minimum(places.astype(np.int32), old - 1)
+    return first, np.minimum(places - first, 1)
+
+
+def resize_axis(x: np.ndarray, axis: int, new: int, *, align_corners: bool = False) -> np.ndarray:
+    """Resize one axis of an array bilinearly, as `maps.ResizeBilinear` does."""
+    return interpolate(x, axis, *neighbours(new, x.shape[axis], align_corners=align_corners))
+
+
+def interpolate(x: np.ndarray, axis: int, first: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Interpolate between the cells `first` and those that follow them along an axis: float32."""
+    weights = share.astype(np.float32).reshape(-1, *(1,) * (x.ndim - 1 - axis))
+    places = first, np.minimum(first + 1, x.shape[axis] - 1)
+    low, high = (np.take(x, place, axis).astype(np.float32, copy=False) for place in places)
+    mixed: np.ndarray = low + (high - low) * weights
+    return mixed

@@ -110,8 +110,13 @@ class Task(Protocol):
     def targets(self, labels: Any) -> Any:
         """Convert a batch of a data set's labels to the tensor that `losses` and `sums` take."""
 
-    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
-        """Compute the loss of every image and further metrics, each float32 (batch,). `kind` is the recipe's."""
+    def losses(
+        self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0, class_weights: Any = None
+    ) -> tuple[Any, Tensors]:
+        """Compute the loss of every image and further metrics, each float32 (batch,). `kind` is the recipe's.
+
+        `class_weights`, float32 (classes,), are those of the labels; None for labels without classes.
+        """
 
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
         """Sum the numbers of a batch for an evaluation, float64, named by `sum_names`; `weights` are 0 for padding."""
@@ -211,7 +216,7 @@ class Classification(Task):
         """Convert the labels of a split to the dtype of the package's examples; None for those of another task."""
         if labels.ndim == 2 and labels.dtype.kind in "fiub" and np.isin(labels, (0, 1)).all():
             return labels.astype(np.float32)
-        if labels.ndim == 1 and labels.dtype.kind in "iu":
+        if labels.ndim == 1 and (labels.dtype.kind in "iub" or _are_whole(labels)):
             return labels.astype(np.int64)
         return None
 
@@ -239,6 +244,7 @@ class Classification(Task):
     def label_numbers(self, labels: Any) -> np.ndarray:
         """See `Task`."""
         values = np.asarray(labels)
+        values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
         if values.dtype.kind in "UO" and values.ndim == 1:
             known = self.numbers_by_name()
             if unknown := [name for name in values if name not in known]:
@@ -292,11 +298,15 @@ class Classification(Task):
             raise ValueError(f"Expected labels of {self.num_classes} classes. Received: rows of {labels.shape[-1]}")
         return tf.cast(labels, tf.float32)
 
-    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
+    def losses(
+        self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0, class_weights: Any = None
+    ) -> tuple[Any, Tensors]:
         """Compute "accuracy", and the cross-entropy of logits and float32 targets (batch, classes), which may be mixed.
 
         "sigmoid" treats each class independently and sums over classes, as big_vision's sigmoid_xent; "softmax" does
-        not. `label_smoothing` is the share of a label that is spread over all classes.
+        not. `label_smoothing` is the share of a label that is spread over all classes. `class_weights`, float32
+        (classes,), multiply the losses of images of these classes, as Keras' `fit(class_weight=)`; of mixed images in
+        the shares of their classes.
         """
         import tensorflow as tf
 
@@ -306,6 +316,8 @@ class Classification(Task):
             losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=smooth, logits=output), axis=-1)
         else:
             losses = tf.nn.softmax_cross_entropy_with_logits(labels=smooth, logits=output)
+        if class_weights is not None:
+            losses *= tf.reduce_sum(targets * class_weights, axis=-1)
         return losses, {"accuracy": tf.cast(is_correct, tf.float32)}
 
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
@@ -406,9 +418,12 @@ class Classification(Task):
         if logits.ndim != 2 or logits.shape[1] != self.num_classes:
             raise ValueError(f"logits must be (batch, num_classes={self.num_classes}). Received: shape {logits.shape}")
         check_counts(top=top)
+        return self.rank(logits, self.exported_output("probabilities", logits), top)
+
+    def rank(self, scores: np.ndarray, probabilities: np.ndarray, top: int) -> list[list[Prediction]]:
+        """Name the `top` classes of the largest scores of each image, with their probabilities, (batch, classes)."""
         names = label_lists.names(self.labels, self.num_classes)
-        probabilities = self.exported_output("probabilities", logits)
-        best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
         return [
             [Prediction(*names[int(index)], float(row[index])) for index in order]
             for row, order in zip(probabilities, best, strict=True)
@@ -435,9 +450,9 @@ class SeveralLabels(Classification):
 
     sum_names: ClassVar[tuple[str, ...]] = ("accuracy", "loss", "count", "unlabelled")
 
-    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
+    def losses(self, output: Any, targets: Any, **options: Any) -> tuple[Any, Tensors]:
         """Compute the loss of `Classification`; "accuracy" is the share of the classes that are answered rightly."""
-        losses, _ = super().losses(output, targets, kind=kind, label_smoothing=label_smoothing)
+        losses, _ = super().losses(output, targets, **options)
         return losses, {"accuracy": _right_answers(output, targets)}
 
     def sums(self, output: Any, targets: Any, weights: Any) -> Any:
@@ -512,6 +527,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def sigmoid(logits: np.ndarray) -> np.ndarray:
     """Compute the probability of each logit for itself."""
     return np.exp(-np.logaddexp(0, -logits))
+
+
+def _are_whole(values: np.ndarray) -> bool:
+    """Check for floats that are whole numbers."""
+    return values.dtype.kind == "f" and bool(np.all(values == np.floor(values)) and np.isfinite(values).all())
 
 
 PROBABILITIES = {"softmax": softmax, "sigmoid": sigmoid}

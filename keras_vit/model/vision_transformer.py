@@ -21,7 +21,7 @@ from keras_vit.model.layers import PatchEmbedding, runtime
 from keras_vit.model.layers.base import refuse_quantize
 from keras_vit.model.maps import Blocks, map_names, to_map
 from keras_vit.model.task import Prediction
-from keras_vit.model.vit import Network
+from keras_vit.model.vit import Network, adapt_channels, image_kernel
 
 HEADS = ("head", "head_distillation")  # names of the layers that return logits
 
@@ -195,15 +195,16 @@ class VisionTransformer(keras.Model):
 
         Args:
             images: one image or a list of images: uint8 or float arrays from 0 to 255 of (height, width, channels), PIL
-                images, or paths or URLs of image files; or an array (batch, height, width, channels). PIL images and
-                files are turned by their EXIF orientation.
+                images, or paths or URLs of image files; or an array (batch, height, width, channels). Other values than
+                bytes are those that `config.preprocessing` states in `bits` or `range`. PIL images and files are turned
+                by their EXIF orientation.
 
         Returns:
             float32 (batch, height, width, channels).
 
         Raises:
             ValueError: an image has a wrong rank, number of channels, dtype or value range, or a file is not an image,
-                is damaged or is too large.
+                is damaged or is too large; or a file of 16 bits has small values, and `bits` is not stated.
             FileNotFoundError: there is no file at a path.
         """
         return preprocess.prepare(
@@ -314,8 +315,9 @@ class VisionTransformer(keras.Model):
     def with_config(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
         """Build a model with the same weights and another config: resolution, head, dropout or dtype policy.
 
-        Position embeddings and patches are interpolated. A head with another number of classes, or of another feature,
-        is new and zero. Kernels with LoRA are copied with LoRA's update.
+        Position embeddings and patches are interpolated. The kernel that reads the images is adapted to another
+        `num_channels` by timm's rule: the sum for one channel, else repeated and scaled. A head with another number of
+        classes, or of another feature, is new and zero. Kernels with LoRA are copied with LoRA's update.
 
         Args:
             config: config of the new model. What its weights do not depend on may differ; all else must agree.
@@ -352,6 +354,8 @@ class VisionTransformer(keras.Model):
                 if isinstance(inner, PatchEmbedding):
                     size, method = inner.patch_size, self.config.position_method
                     store["0"] = position.resize_patches(store["0"], size, method=method)
+                if store and inner.weights[0].path.endswith(image_kernel(self.config)):
+                    store["0"] = adapt_channels(store["0"], self.config.num_channels)
                 inner.load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:

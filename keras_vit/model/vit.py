@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
@@ -26,6 +27,29 @@ def rotary_arguments(c: ViTConfig, block: int | None = None, *, queries: int = 0
         "axes": c.rotary_axes,
         "block": block if c.rotary_learned else None,
     }
+
+
+def image_kernel(config: ViTConfig) -> str:
+    """Path of the kernel that reads the images' channels."""
+    return "embedding/kernel" if config.resnet is None else "root/conv/kernel"
+
+
+def adapt_channels(kernel: np.ndarray, num_channels: int) -> np.ndarray:
+    """Adapt a convolution's kernel (height, width, channels, filters) to images of another number of channels.
+
+    One channel gets the sum over the channels. More get the channels again and again, multiplied by the share
+    old / new, so that images of equal channels give what they gave. Source: timm/models/_manipulate.py,
+    adapt_input_conv.
+    """
+    old = kernel.shape[2]
+    if num_channels == old:
+        return kernel
+    numbers = kernel.astype(np.float32)
+    if num_channels == 1:
+        numbers = numbers.sum(axis=2, keepdims=True)
+    else:
+        numbers = numbers[:, :, np.arange(num_channels) % old] * (old / num_channels)
+    return numbers.astype(kernel.dtype)
 
 
 class Network:

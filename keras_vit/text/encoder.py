@@ -17,7 +17,7 @@ from keras_vit.model.config import TextConfig as TextConfig
 from keras_vit.model.layers.base import dense_layer, refuse_quantize
 from keras_vit.model.layers.tokens import EndTokenPooling, TokenEmbedding
 from keras_vit.model.task import Classification
-from keras_vit.text.tokenizer import Tokenizer
+from keras_vit.model.tokenizer import Tokenizer as Tokenizer
 
 BATCH = 64  # texts in a call
 

@@ -14,16 +14,18 @@ from keras_vit._util.files import check_results, record_results, temporary_path,
 from keras_vit._util.progress import timed
 from keras_vit.errors import VerificationError
 from keras_vit.export import modes
-from keras_vit.export.exported import find_problems, find_size_problems, load_exported, read_structure
+from keras_vit.export.exported import find_problems, load_exported, read_structure
 from keras_vit.export.litert.head import build_file
+from keras_vit.export.litert.metadata import MODEL, append_files
 from keras_vit.export.litert.operators import STORAGES
 from keras_vit.export.litert.plan import FilePlan
 from keras_vit.export.outliers import find_outliers
 from keras_vit.export.report import Report
+from keras_vit.export.sizes import find_size_problems
 from keras_vit.export.verification import check_thresholds, compare
 from keras_vit.model.classify import unit_length
+from keras_vit.model.tokenizer import Tokenizer
 from keras_vit.text.encoder import TextEncoder
-from keras_vit.text.tokenizer import Tokenizer
 
 MODES = ("none", "float16", "dynamic")  # those that need no calibration
 TEXTS = (
@@ -113,6 +115,8 @@ def tflite(
             mode=mode.name,
         )
         report = check_thresholds(report, mode, has_classes=False)
+        text = {"length": tokenizer.length, "file": tokenizer.file_name, **tokenizer.facts}
+        append_files(work, {MODEL: json.dumps({"text": text}) + "\n"})
         if not beside.exists():
             beside.write_bytes(model)
         vector = {"texts": list(texts), "ids": ids.tolist(), "embeddings": unit_length(expected).tolist()}

@@ -30,8 +30,8 @@ from keras_vit.converters.wrappers import find_model
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import TextConfig, ViTConfig, check_fields
+from keras_vit.model.tokenizer import Tokenizer, find_tokenizer, import_libraries
 from keras_vit.text.encoder import TextEncoder
-from keras_vit.text.tokenizer import Tokenizer, find_tokenizer, import_libraries
 
 SCALES = ("logit_scale", "logit_bias")  # numbers that a pair of towers shares: fields of TextConfig, not variables
 

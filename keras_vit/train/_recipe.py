@@ -94,6 +94,10 @@ class Recipe(Checked):
         calibrate: whether the head of every result that says softmax is divided by a temperature, the one with the
             least cross-entropy on the held-out images (arXiv 1706.04599). The best class stays the same. Evaluations
             measure the model with it.
+        class_weights: "balanced" for labels / (classes * labels of the class), as scikit-learn; a list with the weight
+            of each class, from 0; or a table by the names, or numbers, of classes, with 1 for all others. They multiply
+            the losses of images, or of pixels of maps, as Keras' `fit(class_weight=)`, or the squares of
+            "least_squares". None weighs all labels equally.
 
         temperature: that the logits of "distill" are divided by, above 0.
         teacher_size: size that the teacher sees, int or (height, width); None for its own, or on a CPU the model's if
@@ -175,6 +179,7 @@ class Recipe(Checked):
     ema_decay: Annotated[float, "(0, 1)"] | None = None
     label_smoothing: Share = 0.0
     calibrate: bool = True
+    class_weights: Literal["balanced"] | tuple[NonNegative, ...] | Mapping[str, NonNegative] | None = None
 
     temperature: Positive = 1.0
     teacher_size: int | tuple[int, int] | None = None
@@ -228,6 +233,8 @@ class Recipe(Checked):
     def _convert(self) -> None:
         if isinstance(self.config, Mapping):
             self._set("config", read_none(self.config, _OPTIONAL_IN_CONFIG))
+        if isinstance(self.class_weights, Mapping):  # Keras has numbers of classes as keys
+            self._set("class_weights", {str(name): weight for name, weight in self.class_weights.items()})
 
     def __repr__(self) -> str:
         """Fields that differ from their defaults, without where they are from."""
@@ -258,6 +265,12 @@ class Recipe(Checked):
         if self.head_start == "probe" and (self.optimizer == "least_squares" or not self.trains_head):
             received = f"optimizer={self.optimizer!r}, objective={self.objective!r}"
             yield f"head_start='probe' is for a head that is trained in steps. Received: {received}"
+        if self.class_weights is not None and self.objective not in ("softmax", "sigmoid"):
+            yield f"class_weights are for objective='softmax' or 'sigmoid'. Received: objective={self.objective!r}"
+        if self.class_weights is not None and not isinstance(self.class_weights, str):
+            weights = self.class_weights.values() if isinstance(self.class_weights, Mapping) else self.class_weights
+            if not any(weights):
+                yield f"class_weights must have one above 0. Received: {self.class_weights!r:.200}"
         if self.schedule == "linear" and self.linear_end > self.learning_rate:
             yield f"linear_end must be at most learning_rate={self.learning_rate}. Received: {self.linear_end}"
         if self.crop_resize is not None and self.crop != "random":

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.distill import Teacher, load_teacher
 from keras_vit.train.held_out import Best, HeldOut, Outcome, cannot_evaluate, save_model
+from keras_vit.train.label_check import check_training
 from keras_vit.train.log_files import Log, MetricLogger, plot
 from keras_vit.train.loop import train
 from keras_vit.train.probe import Probe
@@ -143,6 +144,7 @@ def run(
     train_split: str | None = None,
     eval_split: str | None = None,
     on_bad_image: str = "skip",
+    mask_values: str | Sequence[int | str] | None = None,
     progress: bool = True,
 ) -> Result:
     """Train a model by a recipe; with the `out` of a run that was stopped or killed, continue that run.
@@ -155,10 +157,11 @@ def run(
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed. LoRA of a
             model is added to its kernels; the recipe's `lora_rank` gives new LoRA.
         data: a data set of tensorflow-datasets, a folder of folders of images, a folder of images/ and masks/ or
-            depth/, a folder of prepared records, or {"train": (images, labels), "evaluation": (images, labels)}: uint8
-            (n, height, width, channels), and integers (n,), zeros and ones (n, classes), or maps (n, height, width),
-            integers for classes and floats for metres. "digits" is the data set that comes with the package. With
-            `continue_from`, None takes that run's.
+            depth/, a folder of prepared records, or {"train": (images, labels), "evaluation": (images, labels)}:
+            pixels (n, height, width, channels) from 0 to 255, or of the values that the model's preprocessing states;
+            and integers (n,) or (n, 1), zeros and ones (n, classes), or maps (n, height, width), integers for classes
+            and floats for metres. "digits" is the data set that comes with the package. With `continue_from`, None
+            takes that run's.
         out: folder for model, log and checkpoints; None writes no files.
         weights: initial weights for a model's name: a tag of its card, a path or a URL.
         teacher: model that this one learns from, for recipes such as "distill": a name of the zoo, a path, the folder
@@ -173,10 +176,14 @@ def run(
         eval_split: part to evaluate on, in the same form.
         on_bad_image: "skip" leaves out files of a folder that cannot be decoded, counts them, and names them in a
             warning at the end; "fail" raises an error at the first.
+        mask_values: the value in masks of each class, in the order of the classes, where masks have others than the
+            numbers of classes: (0, 255), "0,128,255", or colours such as "#ff0000". 255 does not count unless it is one
+            of them. None takes numbers, or where only 0 and one other value occur, 255 or larger or a colour, these as
+            two classes, with a warning.
         progress: whether to write to standard error: a progress bar on a terminal, and a line for each evaluation.
 
     Raises:
-        ValueError: An argument is not valid; before the first step.
+        ValueError: An argument is not valid, or fewer than two classes occur in the labels; before the first step.
         DivergedError: Loss or weights are not finite; earlier checkpoints are kept.
         CheckpointError: `out` holds a run with another recipe, model or data, or only damaged checkpoints.
 
@@ -189,7 +196,12 @@ def run(
         (1, False)
     """
     asked = DataRequest(
-        data=data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
+        data=data,
+        data_dir=data_dir,
+        train_split=train_split,
+        eval_split=eval_split,
+        on_bad_image=on_bad_image,
+        mask_values=mask_values,
     )
     return carry_out(Request(recipe, model, asked, out, weights, teacher, continue_from, changes, strategy, progress))
 
@@ -224,7 +236,10 @@ def carry_out(request: Request) -> Result:
     source = prepare.choose_model(recipe, request.model, request.weights)
     teacher = load_teacher(recipe, request.teacher)
     needs_labels = not recipe.has_teacher or recipe.label_weight > 0
-    data = open_data(dataclasses.replace(request.data, needs_labels=needs_labels))
+    has_single_class = recipe.objective == "sigmoid"
+    data = open_data(dataclasses.replace(request.data, needs_labels=needs_labels, has_single_class=has_single_class))
+    if line := check_training(data, recipe):
+        print_line(line)
     if teacher and recipe.trains_head:
         data = teacher.match(data)
     if earlier is not None:

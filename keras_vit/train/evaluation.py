@@ -21,6 +21,8 @@ from keras_vit._util.checks import check_counts, json_able, one_of
 from keras_vit._util.progress import track
 from keras_vit._util.text import image_rate
 from keras_vit.dense.model import DenseModel
+from keras_vit.export.exported import main_name
+from keras_vit.export.runtime import FileModel
 from keras_vit.model import task as tasks
 from keras_vit.model.calibration import Calibration as Calibration
 from keras_vit.model.classify import check_outputs, check_unbroken, find_broken
@@ -32,6 +34,7 @@ from keras_vit.train import strategies
 from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
 from keras_vit.train.data.split import Order, Split, check_kind, match_data
+from keras_vit.train.label_check import check_held_out
 
 Batch = dict[str, Any]
 LABELS = ("single", "several", "real")
@@ -180,7 +183,7 @@ def _format_metrics(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
 
 
 def evaluate(
-    model: keras.Model,
+    model: keras.Model | FileModel,
     data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data,
     *,
     split: str | None = None,
@@ -190,6 +193,7 @@ def evaluate(
     preprocessing: Preprocessing | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     on_bad_image: str = "skip",
+    mask_values: str | Sequence[int | str] | None = None,
     progress: bool = False,
 ) -> Evaluation:
     """Measure a model on the held-out split of a data set, or on a folder of class folders, each image once.
@@ -199,9 +203,9 @@ def evaluate(
     workers, all of them call this, and all get the result.
 
     Args:
-        model: returns logits (batch, classes) for prepared images, or a map; a VisionTransformer, a DenseModel, or any
-            Keras model.
-        data: "digits", a folder of images, or of images and maps, a data set prepared by tensorflow-datasets, or uint8
+        model: returns logits (batch, classes) for prepared images, or a map; a VisionTransformer, a DenseModel, any
+            Keras model, or a .tflite file as `export.load` returns it.
+        data: "digits", a folder of images, or of images and maps, a data set prepared by tensorflow-datasets, or
             arrays {"evaluation": (images, labels)}. For an opened data set, split, data_dir and on_bad_image are
             ignored.
         split: such as "validation" or "test[:10%]"; of a folder a sub-folder, "all" images, or "held-out": the tenth
@@ -217,6 +221,7 @@ def evaluate(
         preprocessing: None takes the model's own.
         data_dir: folder of tensorflow-datasets' prepared data; None is its default.
         on_bad_image: "skip" leaves out and counts files that cannot be decoded; "fail" raises an error.
+        mask_values: the value in masks of each class, as for `train.run`.
         progress: whether to draw a progress bar.
 
     Returns:
@@ -244,6 +249,7 @@ def evaluate(
         preprocessing=preprocessing,
         data_dir=data_dir,
         on_bad_image=on_bad_image,
+        mask_values=mask_values,
         progress=progress,
     ).evaluation
 
@@ -270,16 +276,21 @@ def measure(
     preprocessing: Preprocessing | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     on_bad_image: str = "skip",
+    mask_values: str | Sequence[int | str] | None = None,
     progress: bool = False,
     keeps_outputs: bool = False,
 ) -> Measured:
     """Evaluate a model; arguments and errors as for `evaluate`. `keeps_outputs` keeps the output of every image."""
     strategies.check_backend()
+    model = as_keras_model(model)
     model_input = ModelInput.from_model(model, preprocessing)
     if labels is not None:
         one_of("labels", labels, LABELS)
     check_counts(batch_size=batch_size)
-    opened, held_out, task, classes = open_held_out(model, data, split, data_dir, on_bad_image)
+    request = sources.DataRequest(
+        data=data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, mask_values=mask_values
+    )
+    opened, held_out, task, classes = open_held_out(model, request)
     several = tasks.of_labels(task, several=opened.multi_label and labels != "real")
     labels = labels or ("single" if several is task else "several")
     if (labels != "single") != opened.multi_label or (labels == "several") == (several is task):
@@ -331,18 +342,55 @@ def measure(
     return Measured(evaluation, task, held_out, indices, output, targets)
 
 
+def as_keras_model(model: keras.Model | FileModel) -> keras.Model:
+    """Make a Keras model, without weights, that runs a .tflite file; another model stays as it is."""
+    if not isinstance(model, FileModel):
+        return model
+    return _FileInKeras(model)
+
+
+class _FileInKeras(keras.Model):
+    """A .tflite file as a Keras model of images that TensorFlow has prepared."""
+
+    def __init__(self, file: FileModel) -> None:
+        super().__init__(name="file")
+        self.file, self.task = file, file.task
+        self.input_shape, self.output_shape = file.input_shape, (None, *file.output_shape[1:])
+        self.config = file.config.replace(preprocessing=file.input_preprocessing)
+        self.built = True
+
+    def call(self, images: Any, training: bool | None = None) -> Any:
+        """Run the file outside of the graph."""
+        output = tf.numpy_function(self._run, [images], tf.float32)
+        return tf.ensure_shape(output, (images.shape[0], *self.output_shape[1:]))
+
+    def _run(self, images: np.ndarray) -> np.ndarray:
+        if self.file.input_dtype == "uint8":
+            images = np.round(images).astype(np.uint8)
+        outputs = self.file.run_prepared(images)
+        if "probabilities" not in outputs:
+            return outputs[main_name(outputs)]
+        shares = outputs["probabilities"]
+        with np.errstate(divide="ignore"):  # logits of the same ranking and the same probabilities
+            is_sigmoid = self.task.probabilities == "sigmoid"
+            return np.log(shares) - np.log1p(-shares) if is_sigmoid else np.log(shares)
+
+
 def open_held_out(
-    model: keras.Model, data: Any, split: str | None, data_dir: str | os.PathLike[str] | None, on_bad_image: str
+    model: keras.Model, request: sources.DataRequest
 ) -> tuple[sources.Data, sources.Split, tasks.Task, int]:
     """Open data; return them with the class numbers of a model, the split, the task, and their own number of classes.
 
     Raises a ValueError if the data have no held-out split, or classes that the model does not have.
     """
-    opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, training=False)
     task = tasks.of_model(model)
+    has_single_class = task.num_classes == 1
+    opened = sources.open_data(dataclasses.replace(request, training=False, has_single_class=has_single_class))
     if opened.evaluation is None:
         raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
     check_kind(opened, task)
+    if not isinstance(request.data, sources.Data):  # a training has checked its data
+        check_held_out(opened, getattr(task, "max_depth", None))
     task.check_output(model.output_shape)
     matched = match_data(opened, task.labels, task.num_classes)
     assert matched.evaluation
@@ -397,8 +445,8 @@ def distribute_batches(
 
     with split.naming_bad_image(Order(batch=1, shuffle=False), batches=split.count):
         yield from strategy.distribute_datasets_from_function(make_worker_batches)
-    if split.num_skipped == split.count:
-        raise ValueError(f"None of the {split.count:,} images of {split.name} can be decoded.")
+    if split.damage and split.num_skipped == split.count:
+        raise split.damage.none_left()
     split.warn_skipped()
 
 

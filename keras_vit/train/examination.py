@@ -22,13 +22,14 @@ from keras_vit._util import html
 from keras_vit._util.checks import is_count
 from keras_vit._util.files import check_results, writing_result
 from keras_vit.model.calibration import Calibration
+from keras_vit.model.config import Preprocessing
 from keras_vit.model.labels import distinct
 from keras_vit.model.task import Classification
 from keras_vit.train import strategies
 from keras_vit.train.data import sources
-from keras_vit.train.data.pipeline import decode
+from keras_vit.train.data.pipeline import ModelInput, decode
 from keras_vit.train.data.split import Split
-from keras_vit.train.evaluation import Evaluation, choose_strategy, measure, open_held_out
+from keras_vit.train.evaluation import Evaluation, as_keras_model, choose_strategy, measure, open_held_out
 
 WORST = 24  # mistakes on a contact sheet
 MATRIX_CLASSES = 30  # that a page shows as a matrix; of more it lists the most frequent confusions
@@ -50,6 +51,7 @@ class Examination:
         split: the images themselves.
         indices: int64 (images,), their numbers in the split.
         evaluation: the metrics of the same images, as `evaluate` returns them.
+        preprocessing: of the model, by which the pictures of `write` are scaled.
 
     Example:
         >>> from keras_vit import digits
@@ -74,6 +76,7 @@ class Examination:
     split: Split
     indices: np.ndarray
     evaluation: Evaluation
+    preprocessing: Preprocessing
 
     @property
     def accuracy(self) -> float:
@@ -195,8 +198,8 @@ class Examination:
         worst = self._worst(WORST)
         wanted, pictures = self.indices[worst], {}
         for example in self.split.iterate_once(only=wanted) if len(worst) else ():
-            pixels = np.asarray(decode(example["image"])).squeeze()
-            pictures[int(example["index"])] = html.data_uri(html.thumbnail(pixels, PICTURE_SIDE))
+            picture = _as_picture(np.asarray(decode(example["image"], self.preprocessing)))
+            pictures[int(example["index"])] = html.data_uri(html.thumbnail(picture, PICTURE_SIDE))
         used = np.union1d(self.labels, self.predicted)
         is_shown = len(used) <= MATRIX_CLASSES
         environment = html.environment()
@@ -236,6 +239,12 @@ def result_paths(folder: str | os.PathLike[str], *, predictions: bool) -> list[P
     return paths
 
 
+def _as_picture(pixels: np.ndarray) -> np.ndarray:
+    """Convert pixels of any number of channels to bytes: the first three channels, or of fewer the first."""
+    shown = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]
+    return shown.astype(np.uint8)
+
+
 def examine(
     model: keras.Model,
     data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data,
@@ -272,7 +281,9 @@ def examine(
         >>> [(row["class"], row["predicted"]) for row in found.mistakes(1)]
         [('nine', 'four')]
     """
-    opened, _, task, _ = open_held_out(model, data, split, data_dir, on_bad_image)
+    model = as_keras_model(model)
+    request = sources.DataRequest(data=data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image)
+    opened, _, task, _ = open_held_out(model, request)
     if type(task) is not Classification or opened.multi_label:
         raise ValueError(f"examine needs one class for each image, and no maps. Received: {opened.name}")
     devices = choose_strategy(model, strategy)
@@ -293,4 +304,5 @@ def examine(
         split=held_out,
         indices=indices,
         evaluation=found.evaluation,
+        preprocessing=ModelInput.from_model(model).preprocessing,
     )

@@ -83,16 +83,21 @@ def few_shot(
         raise ValueError(
             f"Few-shot needs a training and a held-out split with one label per image. Received: {opened.name}"
         )
-    devices = choose_strategy(model, strategy)
+    if opened.num_classes < 2:
+        raise ValueError(f"Few-shot needs at least two classes. Received: {', '.join(opened.class_names)}")
+    devices, model_input = choose_strategy(model, strategy), ModelInput.from_model(model, preprocessing)
     read = functools.partial(
         distribute_batches,
         strategy=devices,
         batch_size=batch_size,
-        model_input=ModelInput.from_model(model, preprocessing),
+        model_input=model_input,
         task=opened.task,
     )
     collect = feature_collector(replicate(model, devices), layer, devices)
     train, classes = opened.train, opened.num_classes
+    train.expect(model_input.num_channels, model_input.preprocessing)
+    if train.damage and not any(map(train.is_readable, range(train.count))):
+        raise train.damage.none_left()
     drawn = draw_images(train.labels(), counts[-1], num_classes=classes, seed=seed, is_readable=train.is_readable)
     used = np.unique(np.concatenate(drawn))
     features, labels, indices = collect(read(train, only=used))

@@ -23,7 +23,8 @@ from keras_vit.train.step import TrainState
 from keras_vit.train.stop import Stop
 
 PROBE = "probe"  # folder of the probe, in that of the training
-OF_PROBE = {"image_size", "config", "layers", "precision", "seed"}  # fields of a recipe on which the head depends
+# Fields of a recipe on which the head depends.
+OF_PROBE = {"image_size", "config", "layers", "precision", "seed", "class_weights"}
 
 
 def probe_recipe(recipe: Recipe, devices: tf.distribute.Strategy) -> Recipe:

@@ -3,7 +3,7 @@
 Follows big_vision's `evaluators/fewshot_lsr.py`. (x'x + l2)^-1 x'y == x'(xx' + l2)^-1 y: `Kept` solves for few images
 by their products (images, images), `Summed` for many by the products of their features (width, width), which are added
 up. Images that a fit has not seen choose the features, the strength of the regularisation, and the scale that turns
-scores into logits.
+scores into logits. An image of weight 2 counts as two images, in all sums, means and deviations.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,39 +31,51 @@ Fold = tuple[np.ndarray, np.ndarray]  # features, or scores, of images that no f
 
 
 class Kept:
-    """Regressions on features (images, width) float32 that are in memory."""
+    """Regressions on features (images, width) float32 that are in memory; `class_weights` (classes,) are of images."""
 
-    def __init__(self, features: np.ndarray, labels: np.ndarray, *, num_classes: int, seed: int = 0) -> None:
-        self.count = len(labels)
+    def __init__(
+        self,
+        features: np.ndarray,
+        labels: np.ndarray,
+        *,
+        num_classes: int,
+        seed: int = 0,
+        class_weights: np.ndarray | None = None,
+    ) -> None:
+        self.class_weights = _class_weights(class_weights, num_classes)
         self._features, self._labels, self._targets = features, labels, _targets(labels, num_classes)
-        self._mean = features.mean(axis=0, dtype=np.float64)
-        squares = sum(np.square(features[rows] - self._mean).sum(axis=0) for rows in _blocks(*features.shape))
-        self._deviation = np.sqrt(squares / len(features)) + MIN_DEVIATION
+        self._weights = self.class_weights[labels]
+        self.count = float(self._weights.sum())
+        self._mean = np.average(features, axis=0, weights=self._weights)
+        squares = sum(self._weights[rows] @ np.square(features[rows] - self._mean) for rows in _blocks(*features.shape))
+        self._deviation = np.sqrt(squares / self.count) + MIN_DEVIATION
         self._folds = draw_folds(labels, seed)
 
     def predict(self, columns: Columns) -> Callable[[float], Iterator[Fold]]:
         """Make a function from a strength to the scores of each fold by a fit of the others."""
         products = self._products(columns)
-        used = range(min(FOLDS if self.count <= MOST_FOLDED else 1, self.count))
+        number = len(self._labels)
+        used = range(min(FOLDS if number <= MOST_FOLDED else 1, number))
 
         def fit(strength: float) -> Iterator[Fold]:
             for fold in used:
                 seen, others = np.flatnonzero(self._folds != fold), np.flatnonzero(self._folds == fold)
-                duals = _solve(products[np.ix_(seen, seen)], self._targets[seen], strength * len(seen))
+                l2 = strength * self._weights[seen].sum()
+                duals = _solve(products[np.ix_(seen, seen)], self._targets[seen], self._weights[seen], l2)
                 yield products[np.ix_(others, seen)] @ duals, self._labels[others]
 
         return fit
 
     def head(self, columns: Columns, l2: float) -> Head:
         """Fit all images; `l2` is above 0."""
-        duals = _solve(self._products(columns), self._targets, l2)
+        duals = _solve(self._products(columns), self._targets, self._weights, l2)
         kernel = np.concatenate([self._part(part).T @ duals for part in np.array_split(columns, _parts(columns))])
         kernel /= self._deviation[columns, None]
         return kernel, BIAS**2 * duals.sum(axis=0) - self._mean[columns] @ kernel
 
     def _products(self, columns: Columns) -> np.ndarray:
         """Products of each two images, with that of the constant feature."""
-        products = np.full((self.count, self.count), BIAS**2)
+        products = np.full((len(self._labels),) * 2, BIAS**2)
         for part in np.array_split(columns, _parts(columns)):
             block = self._part(part)
             products += block @ block.T
@@ -76,29 +88,33 @@ class Kept:
 class Summed:
     """Regressions on features (images, width) that are added up, and forgotten but for those of held-out images."""
 
-    def __init__(self, products: np.ndarray, sums: np.ndarray, *, held_out: Fold) -> None:
+    def __init__(
+        self, products: np.ndarray, sums: np.ndarray, *, held_out: Fold, class_weights: np.ndarray | None = None
+    ) -> None:
         self.products = products  # of each two features
-        self.sums = sums  # of the features of each class, and its number of images
+        self.sums = sums  # of the features of each class, and its number of images; both times its weight
+        self.class_weights = _class_weights(class_weights, len(sums))
         self._held_out = held_out  # features and labels of the images that choose; the heads see them too
 
     @classmethod
-    def empty(cls, width: int, num_classes: int) -> "Summed":
+    def empty(cls, width: int, num_classes: int, class_weights: np.ndarray | None = None) -> "Summed":
         """Sums of no images."""
         held_out = np.zeros((0, width), np.float32), np.zeros(0, np.int64)
-        return cls(np.zeros((width, width)), np.zeros((num_classes, width + 1)), held_out=held_out)
+        products, sums = np.zeros((width, width)), np.zeros((num_classes, width + 1))
+        return cls(products, sums, held_out=held_out, class_weights=class_weights)
 
     @property
-    def count(self) -> int:
-        """Number of images."""
-        return int(self.sums[:, -1].sum()) + len(self._held_out[1])
+    def count(self) -> float:
+        """Sum of the weights of all images."""
+        return float(self.sums[:, -1].sum() + self.class_weights[self._held_out[1]].sum())
 
     def add(self, features: np.ndarray, labels: np.ndarray) -> None:
         """Add the features of some images."""
         for first in range(0, len(features), ADDED):
             rows = slice(first, first + ADDED)
-            part = features[rows].astype(np.float64)
-            self.products += part.T @ part
-            np.add.at(self.sums, labels[rows], np.pad(part, ((0, 0), (0, 1)), constant_values=1.0))
+            part, weights = features[rows].astype(np.float64), self.class_weights[labels[rows], None]
+            self.products += part.T @ (weights * part)
+            np.add.at(self.sums, labels[rows], weights * np.pad(part, ((0, 0), (0, 1)), constant_values=1.0))
 
     def predict(self, columns: Columns) -> Callable[[float], Iterator[Fold]]:
         """Make a function from a strength to the scores of the held-out images."""
@@ -193,7 +209,7 @@ def cross_validate(regressions: Regressions, columns: Mapping[int, Columns]) -> 
         predict, found = regressions.predict(own), {}
         place: int | None = STRENGTHS.index(min(tried, key=lambda each: each.loss).strength) if tried else MIDDLE
         while place is not None:
-            found[place] = _measure(blocks, STRENGTHS[place], predict)
+            found[place] = _measure(blocks, STRENGTHS[place], predict, regressions.class_weights)
             best = min(found, key=lambda each: found[each].loss)
             places = (near for near in (best - 1, best + 1) if 0 <= near < len(STRENGTHS) and near not in found)
             place = next(places, None)
@@ -201,37 +217,46 @@ def cross_validate(regressions: Regressions, columns: Mapping[int, Columns]) -> 
     return tried
 
 
-def _measure(blocks: int, strength: float, predict: Callable[[float], Iterator[Fold]]) -> Candidate:
+def _measure(
+    blocks: int, strength: float, predict: Callable[[float], Iterator[Fold]], class_weights: np.ndarray
+) -> Candidate:
     losses, right = np.zeros(len(SCALES)), 0
     folds = [(scores.astype(np.float32), labels) for scores, labels in predict(strength)]
-    total = sum(len(labels) for _, labels in folds)
+    count = sum(len(labels) for _, labels in folds)
+    total = sum(class_weights[labels].sum() for _, labels in folds)
     for scores, labels in folds:
         for rows in _blocks(*scores.shape):
-            losses += _add_losses(scores[rows], labels[rows], total)
+            losses += _add_losses(scores[rows], labels[rows], class_weights[labels[rows]], count)
         right += int(np.sum(scores.argmax(axis=1) == labels))
     best = int(losses.argmin())
-    return Candidate(blocks, strength, SCALES[best], float(losses[best] / total), right / total)
+    return Candidate(blocks, strength, SCALES[best], float(losses[best] / total), right / count)
 
 
-def _add_losses(scores: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:
-    """Add up the cross-entropies of some of `count` images for each scale of their scores (images, classes)."""
+def _add_losses(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
+    """Add up the cross-entropies, by weight, of some of `count` images for each scale of their scores."""
     scores = scores - scores.max(axis=1, keepdims=True)
     own = scores[np.arange(len(labels)), labels]
     # One more image with a wrong label keeps the scale finite where all images are right.
-    expected = np.sum(count * own + scores.mean(axis=1), dtype=np.float64) / (count + 1)
+    expected = np.sum(weights * (count * own + scores.mean(axis=1)), dtype=np.float64) / (count + 1)
     sums = np.empty(len(SCALES))
     for first in range(STEPS):
         powers = np.exp(SCALES[first] * scores)
         for place in range(first, len(SCALES), STEPS):
-            sums[place] = np.log(powers.sum(axis=1)).sum(dtype=np.float64)
+            sums[place] = weights @ np.log(powers.sum(axis=1))
             powers *= powers  # of the scale that is twice as large: faster than exp
     return sums - np.multiply(SCALES, expected)
 
 
-def _solve(matrix: np.ndarray, targets: np.ndarray, l2: float) -> np.ndarray:
-    """Solve for the weights; `matrix` is changed."""
-    matrix.flat[:: len(matrix) + 1] += l2
-    return np.linalg.solve(matrix, targets)
+def _solve(products: np.ndarray, targets: np.ndarray, weights: np.ndarray, l2: float) -> np.ndarray:
+    """Solve for the dual variables of images with weights; `products` is changed."""
+    roots = np.sqrt(weights)[:, None]
+    products *= roots * roots.T
+    products.flat[:: len(products) + 1] += l2
+    return roots * np.linalg.solve(products, roots * targets)
+
+
+def _class_weights(weights: np.ndarray | None, num_classes: int) -> np.ndarray:
+    return np.ones(num_classes) if weights is None else weights.astype(np.float64)
 
 
 def _targets(labels: np.ndarray, num_classes: int) -> np.ndarray:

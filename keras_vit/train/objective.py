@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.task import of_labels
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -28,13 +31,25 @@ class Objective:
     view_size: tuple[int, int]
 
 
-def supervised(recipe: Recipe, model: VisionTransformer, *, has_several_labels: bool = False) -> Objective:
+def supervised(
+    recipe: Recipe,
+    model: VisionTransformer,
+    *,
+    has_several_labels: bool = False,
+    class_weights: npt.NDArray[np.float32] | None = None,
+) -> Objective:
     """Make the objective of a model's own task. A recipe's `remat` recomputes encoder blocks for their gradient."""
     task = of_labels(model.task, several=has_several_labels)
 
     def losses(network: Any, batch: Batch, seed: Any) -> tuple[Any, dict[str, Any]]:
         with random_scope(seed, remat=recipe.remat):
             output = network(batch["image"], training=True)
-        return task.losses(output, batch["label"], kind=recipe.objective, label_smoothing=recipe.label_smoothing)
+        return task.losses(
+            output,
+            batch["label"],
+            kind=recipe.objective,
+            label_smoothing=recipe.label_smoothing,
+            class_weights=class_weights,
+        )
 
     return Objective(losses, model, task.metrics, model.config.size)

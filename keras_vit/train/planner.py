@@ -150,7 +150,7 @@ def plan(
     Example:
         >>> estimate = keras_vit.train.plan("ViT-L/16", batch_size=512, devices=8)
         >>> estimate.parameters, f"{estimate.total / 2**30:.0f} GiB"
-        (304326632, '30 GiB')
+        (304326632, '29 GiB')
     """
     config = model if isinstance(model, ViTConfig) else ViTConfig.from_name(model)
     config = config.replace(**given(image_size=image_size, num_classes=num_classes))

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit._util.checks import is_count
@@ -23,6 +24,7 @@ from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import newest, plain_path
 from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Data, Order, are_comparable, check_kind, match_data
+from keras_vit.train.label_check import class_weights
 from keras_vit.train.objective import Objective, supervised
 from keras_vit.train.optimizer import enable_lora, is_of_head, trained_variables
 from keras_vit.train.step import TrainState
@@ -79,7 +81,10 @@ def build_state(
         recipe = fit_teacher(recipe, source.config, teacher, devices, out=out, print_line=print_line)
     recipe = fit_length(recipe, data, replicas=devices.num_replicas_in_sync, print_line=print_line)
     total = recipe.resolved_steps(data.training_split().count)
+    weights, names = class_weights(recipe, data), data.class_names
     recipe, data = match_head(recipe, source.task, data)
+    if weights is not None and names != data.class_names:  # the same names in another order
+        weights = weights[[names.index(name) for name in data.class_names]]
     with devices.scope():
         adapted = adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
         network = teacher.copy_model(recipe) if teacher else None
@@ -87,7 +92,7 @@ def build_state(
             distill.check_student(adapted, network, recipe)
         configs = (adapted.config, network.config if network else None)
         recipe = _fit_memory(recipe, configs, devices, out=out, total=total, print_line=print_line)
-        objective = choose_objective(recipe, adapted, network, data)
+        objective = choose_objective(recipe, adapted, network, data, weights)
         state = TrainState(recipe, adapted, objective, total_steps=total)
     _check_head(recipe, state.model, trains_head=state.trains_head)
     if recipe.head_start == "zeros":  # otherwise the starting weights are good
@@ -95,13 +100,22 @@ def build_state(
     return state, data
 
 
-def choose_objective(recipe: Recipe, model: Model, teacher: Model | None, data: Data) -> Objective:
-    """Make the objective that a recipe names, with its layers. Call it in the strategy's scope."""
+def choose_objective(
+    recipe: Recipe,
+    model: Model,
+    teacher: Model | None,
+    data: Data,
+    weights: npt.NDArray[np.float32] | None = None,
+) -> Objective:
+    """Make the objective that a recipe names, with its layers and the weights of classes.
+
+    Call it in the strategy's scope.
+    """
     if recipe.objective == "masked_patch":
         return masked_patch.objective(model, remat=recipe.remat)
     if teacher:
         return distill.objective(recipe, model, teacher, has_labels=data.is_labelled)
-    return supervised(recipe, model, has_several_labels=data.multi_label)
+    return supervised(recipe, model, has_several_labels=data.multi_label, class_weights=weights)
 
 
 def check_variants(
@@ -115,6 +129,7 @@ def check_variants(
     for variant in variants:
         config.replace(**variant.config_changes(config))  # checks the values that the model gets
         check_devices(variant, devices)
+        class_weights(variant, data)
     names = [name for name in OF_TRAINED if any(getattr(one, name) != getattr(recipe, name) for one in variants)]
     differing = {repr([getattr(one, name) for name in names]): one for one in variants} if names else {}
     model = load_model(recipe, model) if names else model
@@ -181,19 +196,21 @@ def check_task(recipe: Recipe, source: Model, data: Data) -> Model:
     """Add the recipe's head to a model if maps need one; raise a ValueError if it is not for the data."""
     task = data.task
     has_maps = isinstance(task, Segmentation | Depth)
+    learns_labels = not (recipe.objective == "masked_patch" or recipe.has_teacher)
+    if learns_labels and recipe.objective not in task.OBJECTIVES:
+        hint = ". Maps of floats are distances: pass classes as integers" * isinstance(task, Depth)
+        raise ValueError(
+            f"objective must be one of {list(task.OBJECTIVES)} for {task.NAME}. Received: {recipe.objective!r}{hint}"
+        )
     if has_maps and isinstance(source, VisionTransformer) and recipe.head is not None:
         keras.utils.set_random_seed(recipe.seed % 2**32)
         if isinstance(task, Depth):
             source = depth(source, head=recipe.head, max_depth=recipe.max_depth)
         else:
             source = segmenter(source, data.num_classes, head=recipe.head, labels=data.class_names)
-    if (recipe.objective == "masked_patch" or recipe.has_teacher) and isinstance(source, VisionTransformer):
+    if not learns_labels and isinstance(source, VisionTransformer):
         return source
     check_kind(data, source.task)
-    if recipe.objective not in task.OBJECTIVES:
-        raise ValueError(
-            f"objective must be one of {list(task.OBJECTIVES)} for {task.NAME}. Received: {recipe.objective!r}"
-        )
     if has_maps and (recipe.mixup or recipe.shift or recipe.randaugment_layers):
         raise ValueError("mixup, shift and randaugment_layers must be 0 for maps, which they would not move")
     return source
@@ -208,10 +225,13 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, pr
     is_chosen = recipe.image_size is not None or recipe.is_stated("image_size") or not isinstance(model, ResolvedModel)
     if is_chosen or not USUAL_SIZE < side == max(config.size):
         return recipe
-    split = data.training_split()
+    split, config = data.training_split(), config.replace(**recipe.config_changes(config))
+    split.expect(config.num_channels, config.preprocessing)
     chosen = np.unique(np.linspace(0, split.count - 1, SIZED_IMAGES).astype(np.int64))
     with split.naming_bad_image(Order(batch=1, shuffle=False), batches=split.count):
-        sides = [min(decode(example["image"]).shape[:2]) for example in split.iterate_once(only=chosen)]
+        sides = [
+            min(decode(example["image"], config.preprocessing).shape[:2]) for example in split.iterate_once(only=chosen)
+        ]
     if not sides:  # none of these can be decoded
         return recipe
     typical_side = int(np.median(sides))

@@ -27,6 +27,7 @@ from keras_vit.train.data.split import Data
 from keras_vit.train.evaluation import distribute_batches, replicate
 from keras_vit.train.few_shots import feature_collector
 from keras_vit.train.held_out import TRAINING_NAMES, Outcome
+from keras_vit.train.label_check import class_weights
 from keras_vit.train.least_squares import (
     ADDED,
     MOST_FOLDED,
@@ -46,7 +47,7 @@ INSTEAD = ". Without one: optimizer='sgd' (linear-probe), or head_start='zeros',
 LAYER = "pre_logits"  # the head's input
 # Fields that a probe reads, and those that the commands change for every recipe.
 USED_FIELDS = {"optimizer", "linear_probe", "layers", "batch_size", "image_size", "config", "precision", "seed"}
-USED_FIELDS |= {"checkpoint_minutes", "keep", "start", "accumulation", "reset_head"}
+USED_FIELDS |= {"checkpoint_minutes", "keep", "start", "accumulation", "reset_head", "class_weights"}
 
 
 class Probe:
@@ -70,6 +71,7 @@ class Probe:
         )
         self.strategy = devices
         self._data = data
+        self._weights = class_weights(recipe, data)
         self._splits = [split for split in (data.training_split(), data.evaluation) if split is not None]
         self.total = sum(split.count for split in self._splits)
         width, classes, count = self.model.config.feature_size, data.num_classes, self._splits[0].count
@@ -187,7 +189,7 @@ class Probe:
         is_kept = np.isin(images, self._kept)
         self._features.scatter_update(tf.IndexedSlices(features[is_kept], places[is_kept]))
         if self._sums and not is_kept.all():
-            part = Summed.empty(features.shape[1], self._data.num_classes)
+            part = Summed.empty(features.shape[1], self._data.num_classes, self._weights)
             part.add(features[~is_kept], labels[~is_kept])
             self._sums["products"].assign_add(part.products)
             self._sums["sums"].assign_add(part.sums)
@@ -251,6 +253,7 @@ class Probe:
         for split, offset in zip(self._splits, (0, count), strict=False):
             own = (self._kept >= offset) & (self._kept < offset + split.count)
             images = self._kept[own] - offset
+            split.expect(self.model.config.num_channels, self.model.config.preprocessing)
             # A run that continues does not know yet which images the earlier process left out.
             used = np.array([split.is_readable(image) for image in images.tolist()], bool)
             parts.append((features[own][used], split.labels()[images[used]]))
@@ -258,8 +261,10 @@ class Probe:
         if len(labels) < 2:
             raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
         if not self._sums:
-            return Kept(train, labels, num_classes=classes, seed=self.recipe.seed), held_out, held_out_labels
-        summed = Summed(self._sums["products"].numpy(), self._sums["sums"].numpy(), held_out=(train, labels))
+            kept = Kept(train, labels, num_classes=classes, seed=self.recipe.seed, class_weights=self._weights)
+            return kept, held_out, held_out_labels
+        products, sums = (self._sums[name].numpy() for name in ("products", "sums"))
+        summed = Summed(products, sums, held_out=(train, labels), class_weights=self._weights)
         return summed, held_out, held_out_labels
 
 

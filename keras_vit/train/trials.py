@@ -105,7 +105,8 @@ def try_values(
     asked = DataRequest(data=data, **{name: options.pop(name) for name in fields & options.keys()})
     request = Request(chosen, model, asked, **options)
     devices = strategies.strategy(request.strategy) if isinstance(request.strategy, str) else request.strategy
-    opened, source = open_data(asked), prepare.choose_model(chosen, model, request.weights)
+    opened = open_data(dataclasses.replace(asked, has_single_class=chosen.objective == "sigmoid"))
+    source = prepare.choose_model(chosen, model, request.weights)
     if reason := next(filter(None, (cannot_evaluate(one, opened) for one in runs.values())), None):
         raise ValueError(f"Runs are compared on held-out images. {reason}")
     prepare.check_variants(chosen, [*runs.values()], source, opened, devices)

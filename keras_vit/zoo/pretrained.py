@@ -43,7 +43,8 @@ _REMOTE_CHECKPOINT = re.compile(
     r"(?P<folder>(?:https?|gs|hf)://.+/)(?:[^/]+\.safetensors|pytorch_model\.bin)(?P<revision>@[^#]+)?(?:#.*)?"
 )
 _CONFIG_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
-_FILE_CHANGES = ("image_size", "num_classes", "patch_size")  # fields of ViTConfig that `converters.load` changes
+# Fields of ViTConfig that `converters.load` changes.
+_FILE_CHANGES = ("image_size", "num_classes", "patch_size", "num_channels", "preprocessing")
 # The fields in which a file must agree with the name that it is loaded by.
 _ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "num_layers", "tokens_mlp_dim")
 
@@ -79,7 +80,8 @@ def load(
         accept_license: whether you accept the terms of a publisher who has terms of its own, such as DINOv3's. A card
             has their address. Without it such a file is not downloaded.
         **config_changes: other fields of ViTConfig, such as dropout_rate. patch_size resizes the patches' kernel, as
-            `model.resized` does. representation_size=None leaves out the
+            `model.resized` does; num_channels adapts the first kernel, as `model.with_config` does. Of a dict
+            preprocessing={"bits": 12} only the fields that it names differ. representation_size=None leaves out the
             pre_logits layer of the imagenet21k files, as the official fine-tuning does.
 
     Returns:
@@ -264,7 +266,7 @@ def open_model(
 ) -> Iterator[OpenModel]:
     """Fetch and open what `resolve` found, once, for a `with` statement.
 
-    `changes` are fields of ViTConfig; for a file, image_size, patch_size and num_classes alone. Only a file takes
+    `changes` are fields of ViTConfig; for a file, those of `_FILE_CHANGES` alone. Only a file takes
     `file_facts`, the config and format of `converters.load`. Errors are those of `load` or, for a file, of
     `converters.load`.
     """
@@ -342,16 +344,18 @@ def _load_keras(file: Path, changes: Mapping[str, Any], dtype: Any) -> VisionTra
 def _load_checkpoint(
     resolved: ResolvedModel, checkpoint: Checkpoint, changes: Mapping[str, Any], dtype: Any
 ) -> VisionTransformer:
+    from keras_vit.converters.facts import merge_fields
     from keras_vit.converters.loading import build, load_opened
 
     if resolved.is_file:
         return load_opened(checkpoint, changes, dtype=dtype)
     # Of a published file that nothing describes, the card knows better than its format's defaults.
     is_described = checkpoint.known.is_described or resolved.published is None
-    unstated = _unstated(resolved.defaults, checkpoint.config.replace(**changes), is_described=is_described)
+    stated, wanted_config = checkpoint.config.preprocessing, checkpoint.config.replace(**changes)
+    unstated = _unstated(resolved.defaults, wanted_config, stated, is_described=is_described)
     for text in checkpoint.told if resolved.published is None else ():
         warn(text)
-    return build(checkpoint, {**unstated, **changes}, dtype=dtype)
+    return build(checkpoint, merge_fields(unstated, changes), dtype=dtype)
 
 
 def _check_no_facts(resolved: ResolvedModel, file_facts: Mapping[str, Any]) -> None:
@@ -418,12 +422,14 @@ def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> N
         )
 
 
-def _unstated(defaults: Mapping[str, Any], config: ViTConfig, *, is_described: bool) -> dict[str, Any]:
+def _unstated(
+    defaults: Mapping[str, Any], config: ViTConfig, stated: Preprocessing, *, is_described: bool
+) -> dict[str, Any]:
     """Select the card's defaults that the file's config does not state itself."""
     unstated = dict(defaults)
     if is_described:
         unstated.pop("position_method", None)
-    if is_described and config.preprocessing != Preprocessing():
+    if is_described and stated != Preprocessing():
         unstated.pop("preprocessing", None)
     # A list of another length belongs to other classes.
     names = unstated.get("labels")

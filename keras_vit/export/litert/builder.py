@@ -19,6 +19,7 @@ Array = np.ndarray | None  # the content of a buffer
 ALIGNMENT = 64  # bytes, of every weight; the schema requires 16, wide vector units read 64 at once
 MAX_FLATBUFFER_BYTES = 2**31 - 1  # weights of larger files follow the flatbuffer
 IDENTIFIER = b"TFL3"
+MAX_RANK = 4  # dimensions that GPUs and NPUs accept
 _GRAPH_BYTES = 2**24  # upper bound for everything in a file but its weights
 _SMALL_BYTES = 64  # equal constants up to this size are stored once
 _DATA, _OFFSET, _SIZE = 4, 6, 8  # vtable slots of the fields of the schema's table Buffer

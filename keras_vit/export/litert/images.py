@@ -31,6 +31,8 @@ honours(
     "round_pixels",
     "mean",
     "std",
+    "bits",  # these two say how values that are not bytes become pixels; a file takes pixels
+    "range",
     interpolation=("bilinear", "bicubic", "area", "nearest", "lanczos3"),
     resize=("squash", "crop"),
     crop_rounding=("nearest", "down", "half_even"),

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_vit.export.litert import folding
-from keras_vit.export.litert.builder import Tensor
+from keras_vit.export.litert.builder import MAX_RANK, Tensor
 from keras_vit.export.litert.folding import Array, DenseWeights, Stream
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, PendingTensor, honours, unsupported, writes
@@ -16,8 +16,6 @@ from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
 from keras_vit.model.layers.base import LEAKY_SLOPE, QUICK_SLOPE, activation_function
 from keras_vit.model.layers.block import Dense
-
-MAX_RANK = 4  # dimensions that GPUs and NPUs accept
 
 honours(vit.Dropout, "rate", "noise_shape", "seed")
 honours(vit.StochasticDepth, "rate")

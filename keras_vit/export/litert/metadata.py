@@ -2,7 +2,9 @@
 
 The format (tensorflow/tflite-support, metadata_schema.fbs) is a second flatbuffer inside of the file, and a zip archive
 with the labels behind it. Its ten small tables are written here by the numbers of their fields. They have no field for
-the resize: the archive also holds `preprocessing.json`, which the examples for Android and browsers read.
+the resize: the archive also holds `preprocessing.json`, which the examples for Android and browsers read, and
+`model.json` with the whole config, which `export.load` reads. The keys of the first are `image_size` and the fields of
+`Preprocessing`; `bits` and `range` are null for models of bytes.
 """
 
 import dataclasses
@@ -21,6 +23,7 @@ IDENTIFIER = b"M001"
 PARSER = "1.0.0"  # lowest version of the parser that reads all of this
 LABELS = "labels.txt"
 PREPROCESSING = "preprocessing.json"
+MODEL = "model.json"
 # Members of the schema's unions and enums.
 FEATURE_PROPERTIES, IMAGE_PROPERTIES = 1, 2
 NORMALIZATION_OPTIONS = 1
@@ -91,6 +94,30 @@ def archive_files(config: ViTConfig, dtype: str, source_size: Any, labels: Seque
         fields = {"image_size": config.size, **dataclasses.asdict(preprocessing)}
         files[PREPROCESSING] = json.dumps(fields, indent=1) + "\n"
     return files
+
+
+def describe_model(config: ViTConfig, head: Any, labels: Any) -> str:
+    """Describe a model as JSON: its config, that of its head for maps, and its labels if they are a list of zoo/labels.
+
+    Other names of classes are in the file LABELS.
+    """
+    facts = {
+        "config": config.to_dict() | {"labels": None},
+        "head": None if head is None else head.to_dict() | {"labels": None},
+        "labels": labels if isinstance(labels, str) else None,
+    }
+    return json.dumps(facts, indent=1) + "\n"
+
+
+def read_files(path: str | os.PathLike[str]) -> dict[str, bytes]:
+    """Read the files that `append_files` has appended, by name; {} if there are none."""
+    if not zipfile.is_zipfile(path):
+        return {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {name: archive.read(name) for name in (LABELS, PREPROCESSING, MODEL) if name in archive.namelist()}
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"{path} has a damaged archive of facts at its end: {error}") from None
 
 
 def append_files(path: str | os.PathLike[str], files: Mapping[str, str]) -> None:

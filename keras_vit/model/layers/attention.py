@@ -155,6 +155,10 @@ class MultiHeadAttention(BaseLayer):
             learned, relative = (None, relative) if self.rotary.block is None else (relative, None)
             query, key = self.rotary.turn(query, learned), self.rotary.turn(key, learned)
         if self.causal:
+            if relative is not None:
+                raise ValueError(
+                    "Causal attention takes no relative positions. Received: relative positions and causal=True"
+                )
             tokens = ops.shape(attended)[1]
             return query, key, ops.triu(ops.full((tokens, tokens), MASKED, query.dtype), 1)
         if relative is None or len(relative.shape) == 3:

@@ -20,6 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.model import images
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.pillow import BYTES
 
 MAX_LEVEL = 10  # the magnitude at which an operation has its published strength; AugReg goes up to 20
 FILL = 128  # value of pixels from outside of the image
@@ -253,10 +255,11 @@ ASPECT_RATIOS = (3 / 4, 1.33)  # of an inception crop, width / height
 RANDOM_CROP = 448 / 384  # size before a random crop / size after it, as in big_vision's configs/transfer.py
 
 
-def inception_crop(image: Any, seed: Any, *, min_area: float) -> Any:
+def inception_crop(image: Any, seed: Any, *, min_area: float, preprocessing: Preprocessing = BYTES) -> Any:
     """Cut out a part of random area, aspect ratio, position. `min_area` is its smallest share of the image, in (0, 1].
 
     The image may be a JPEG or PNG file: the part is then in colour and upright, and of a JPEG only the part is decoded.
+    `preprocessing` states the values of a PNG of 16 bits.
     """
     if image.dtype != tf.string:
         return _cut_out(image, _sample_window(tf.shape(image), seed, min_area))
@@ -268,10 +271,11 @@ def inception_crop(image: Any, seed: Any, *, min_area: float) -> Any:
         window = _sample_window(tf.concat([sides, shape[2:]], axis=0), seed, min_area)
         stored = images.stored_window(window, sides, orientation)
         part = tf.io.decode_and_crop_jpeg(image, stored, channels=3, dct_method="INTEGER_ACCURATE")
+        part = part if preprocessing.limits is None else tf.cast(part, tf.float32)
         return images.turn_upright(tf.ensure_shape(part, (None, None, 3)), orientation)
 
     def from_png() -> Any:
-        pixels = images.decode_pixels(image, orientation)
+        pixels = images.decode_pixels(image, orientation, preprocessing)
         return _cut_out(pixels, _sample_window(tf.shape(pixels), seed, min_area))
 
     return tf.ensure_shape(tf.cond(tf.io.is_jpeg(image), from_jpeg, from_png), (None, None, 3))

@@ -4,6 +4,7 @@ JPEG and PNG files are read as they are; Pillow converts other kinds to PNG.
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.text import escaped
+from keras_vit._util.text import error_reason, escaped
 from keras_vit.model import images
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.pillow import BYTES, decode_with_pillow, is_jpeg_or_png, pillow_values
 
 PNG = b"\x89PNG"
 PILLOW_FORMATS = ("BMP", "GIF", "TIFF", "WEBP")  # besides JPEG and PNG
@@ -87,38 +90,57 @@ def _kind(entry: os.DirEntry[str]) -> tuple[str, bool]:
         return entry.name, False
 
 
-def read_image(path: tf.Tensor | bytes) -> tf.Tensor:
-    """Read an image file as JPEG or PNG; unchanged if Pillow cannot read it either."""
+def read_image(path: tf.Tensor | bytes, preprocessing: Preprocessing = BYTES) -> tf.Tensor:
+    """Read an image file as JPEG or PNG; unchanged if Pillow cannot read it either.
+
+    Grey of 16 bits stays so, which a model with this preprocessing scales.
+    """
     data = tf.io.read_file(path)
     is_plain = tf.io.is_jpeg(data) | (tf.strings.substr(data, 0, len(PNG)) == PNG)
 
     def convert() -> tf.Tensor:
-        return tf.numpy_function(_convert_to_png, [data], tf.string, stateful=False)
+        to_png = functools.partial(_convert_to_png, preprocessing=preprocessing)
+        return tf.numpy_function(to_png, [data], tf.string, stateful=False)
 
     return tf.ensure_shape(tf.cond(is_plain, lambda: data, convert), ())
 
 
-def _convert_to_png(file: Any) -> Any:
+def _convert_to_png(file: Any, *, preprocessing: Preprocessing) -> Any:
     """Convert the first picture of a BMP, GIF, TIFF or WebP file, a string scalar; return other data unchanged."""
     data = np.asarray(file, object).item()  # bytes in a graph, an array outside
     try:
         from PIL import Image
 
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            pixels = images.pillow_pixels(image)
+            pixels = pillow_values(image, preprocessing)
     except Exception:  # Pillow's readers raise errors of many types
         return file
+    if pixels.dtype not in (np.uint8, np.uint16):  # floats and 32 bits, which a PNG does not have
+        return file
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     return np.array(tf.io.encode_png(pixels, compression=0).numpy(), object)
 
 
 def is_decodable(image: tf.Tensor | bytes) -> bool:
     """Check that an encoded image is a complete JPEG or PNG file that `model.preprocess` would read."""
+    return decoding_problem(image) is None
+
+
+def decoding_problem(image: tf.Tensor | bytes) -> str | None:
+    """Say why an image, as `read_image` returns it, cannot be decoded; None if it can."""
+    data = np.asarray(image, object).item()
     try:
+        if not is_jpeg_or_png(data):
+            decode_with_pillow(data)
+            return f"is not one of JPEG, PNG, {', '.join(PILLOW_FORMATS)}. Save it as JPEG or PNG"
         images.check_image(image)
         # At an eighth of its size a JPEG decodes faster, and the same damage is found.
-        return bool(tf.size(tf.io.decode_jpeg(image, channels=3, ratio=8)))
-    except (ValueError, tf.errors.InvalidArgumentError):
-        return False
+        tf.io.decode_jpeg(image, channels=3, ratio=8)
+    except ValueError as error:
+        return str(error)
+    except tf.errors.InvalidArgumentError as error:
+        return f"is a damaged image: {error_reason(error.message)}"
+    return None
 
 
 def hash64(text: str) -> int:

@@ -19,7 +19,10 @@ import tensorflow as tf
 
 from keras_vit._util.files import READABLE, hash_files
 from keras_vit._util.text import abbreviated, escaped, warn
-from keras_vit.train.data.dataset_files import has_opacity, hash64, is_decodable, is_folder, list_files, read_image
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.images import check_deep
+from keras_vit.train.data.dataset_files import decoding_problem, has_opacity, hash64, is_folder, list_files, read_image
+from keras_vit.train.data.label_values import Tally, tally_labels
 from keras_vit.train.data.split import Damage, Data, DataRequest, Example, RandomAccess
 
 TRAIN, ALL, HELD_OUT, REST = "train", "all", "held-out", "all but held-out"
@@ -69,7 +72,7 @@ def open_folder(folder: str, request: DataRequest) -> Data:
     classes = _class_names(f"{folder}/{naming_split}".rstrip("/"))
     image_lists = list_subsets(train, evaluation, lambda subset: _list_subset(folder, subset, classes))
     _warn_unread(folder, unread_files(image_lists))
-    splits = [open_images(found, request, labels=found.labels) if found else None for found in image_lists]
+    splits = [_open_classes(found, request) if found else None for found in image_lists]
     return Data(
         name=escaped(folder),
         train=splits[0],
@@ -92,7 +95,7 @@ def _open_unlabelled(folder: str, request: DataRequest) -> Data:
         raise FileNotFoundError(f"{escaped(folder)} has no images. Expected: files that end in {', '.join(READABLE)}")
     _warn_unread(folder, unread)
     image_list = ImageList(folder, images, np.zeros(len(images), np.int64), unread)
-    split = open_images(image_list, request, labels=image_list.labels)
+    split = _open_classes(image_list, request)
     return Data(name=escaped(folder), train=split, evaluation=None, num_classes=1, class_names=(), is_labelled=False)
 
 
@@ -286,19 +289,26 @@ def _warn_unread(folder: str, unread: Sequence[str]) -> None:
     )
 
 
+def _open_classes(image_list: ImageList, request: DataRequest) -> RandomAccess:
+    """Create the split of listed images whose labels are classes."""
+    labels = image_list.labels
+    return open_images(image_list, request, labels=labels, tally=tally_labels(labels))
+
+
 def open_images(
     image_list: ImageList,
     request: DataRequest,
     *,
     labels: Sequence[bytes] | np.ndarray,
+    tally: Tally,
     read_label: Callable[[tf.Tensor], tf.Tensor] = lambda label: label,
     check_label: Callable[[int], str | None] = lambda index: None,
     label_files: Sequence[str] = (),
 ) -> RandomAccess:
     """Create the split of listed images; `read_label` maps an element of `labels` to the label of an example.
 
-    `check_label` returns why a label cannot be used, of an image that can be decoded. `label_files` are all files that
-    labels are read from; without them a label is the name of a folder.
+    `tally` is of the labels. `check_label` returns why a label cannot be used, of an image that can be decoded.
+    `label_files` are all files that labels are read from; without them a label is the name of a folder.
     """
     paths = [f"{image_list.folder}/{file}" for file in image_list.files]
     if clear := [file for file, path in zip(image_list.files, paths, strict=True) if has_opacity(path)]:
@@ -309,27 +319,39 @@ def open_images(
 
     def make_reader() -> Callable[[tf.Tensor], Example]:
         files, values = tf.constant([os.fsencode(path) for path in paths]), tf.constant(labels)
-        return lambda index: {"image": read_image(files[index]), "label": read_label(values[index])}
+        stated = damage.preprocessing
+        return lambda index: {"image": read_image(files[index], stated), "label": read_label(values[index])}
 
-    def check(index: int) -> str | None:
+    def check(index: int, preprocessing: Preprocessing) -> str | None:
         try:
-            is_image = is_decodable(read_image(os.fsencode(paths[index])))
+            image = read_image(os.fsencode(paths[index]), preprocessing)
+            problem = decoding_problem(image)
         except tf.errors.OpError:  # a file that is lost meanwhile, which the reader names
             return None
-        return check_label(index) if is_image else "cannot be decoded"
+        if problem:
+            return problem
+        try:
+            check_deep(image.numpy(), preprocessing)
+        except ValueError as error:
+            if preprocessing.range is None:  # what is not stated, or is wrong, holds for all images: the first ends it
+                raise ValueError(f"{name_of(index)} {error}") from None
+            return str(error)
+        return check_label(index)
 
     def name_of(index: int) -> str:
         return escaped(paths[index])
 
     folder, fail = escaped(image_list.folder), request.on_bad_image == "fail"
+    damage = Damage(folder, len(paths), name_of, check, fail=fail)
     return RandomAccess(
         name=folder,
         count=len(paths),
         unread=image_list.unread,
         make_reader=make_reader,
-        damage=Damage(folder, len(paths), name_of, check, fail=fail),
+        damage=damage,
         example_name=name_of,
         fingerprint=lambda: hash_files([*paths, *label_files]),
+        tally=tally,
     )
 
 

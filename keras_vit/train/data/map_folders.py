@@ -7,7 +7,7 @@ for one metre in a PNG of depth, 1000 where there is no such file.
 
 | kind | file | a pixel without a label |
 |---|---|---|
-| masks | PNG with one channel, grey or with a palette (its colours mean nothing): 0 to 254 | 255 |
+| masks | PNG: grey or with a palette (its colours mean nothing), 0 to 254; others: `choose_mask_values` | 255 |
 | depth | PNG of 16 bits in 1/`scale` m; or .npy, floats (height, width) in metres | 0; in .npy also NaN |
 
 TensorFlow's decoder is not used: it replaces the indices of a palette by its colours, and widens numbers of fewer bits.
@@ -16,10 +16,11 @@ TensorFlow's decoder is not used: it replaces the indices of a palette by its co
 import functools
 import io
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -27,7 +28,8 @@ import tensorflow as tf
 from keras_vit._util.text import abbreviated, escaped, needs_extra, text_lines
 from keras_vit.converters.containers import check_npy
 from keras_vit.dense.map_tasks import IGNORED, Depth, Segmentation
-from keras_vit.model.images import MAX_PIXELS, ORIENTATION_TAG, PIXEL_LIMITS, read_header, upright_sides
+from keras_vit.model.images import read_header, upright_sides
+from keras_vit.model.pillow import MAX_PIXELS, ORIENTATION_TAG, PIXEL_LIMITS
 from keras_vit.train.data.dataset_files import is_folder, list_files, python_errors, read_image
 from keras_vit.train.data.folder_source import (
     EVALUATION_FOLDERS,
@@ -42,6 +44,15 @@ from keras_vit.train.data.folder_source import (
     open_images,
     unread_files,
 )
+from keras_vit.train.data.label_values import (
+    MOST_MAPS,
+    Tally,
+    add_counts,
+    choose_mask_values,
+    count_metres,
+    count_values,
+    pack_colours,
+)
 from keras_vit.train.data.split import Data, DataRequest, RandomAccess
 
 IMAGES = "images"
@@ -51,6 +62,7 @@ MILLIMETRES = 1000.0  # values per metre of NYU Depth V2's files; KITTI's have 2
 ONE_CHANNEL = ("1", "L", "P")  # Pillow's modes of 1 to 8 bits
 SIXTEEN_BITS = ("I;16", "I;16B", "I")
 _BIT_DEPTH, _COLOUR_TYPE = 24, 25  # their places in a PNG file
+BYTE, OPAQUE = 8, 255  # bits of a channel, and its largest value
 
 
 def find_kind(folder: str, request: DataRequest) -> str | None:
@@ -73,36 +85,96 @@ def open_map_folder(folder: str, kind: str, request: DataRequest) -> Data:
     if misfits := unread_files(image_lists):
         message = f"Files of {escaped(folder)} without a partner of the same name: {abbreviated(misfits)}."
         leave_out(message, f"{len(misfits):,}", fail=request.on_bad_image == "fail")
-    read: Callable[[bytes], np.ndarray] = read_mask
-    make_task: type[Any] = Segmentation
-    class_names: tuple[str, ...] = ()
-    if kind == "depth":
-        make_task, read = Depth, functools.partial(read_depth, scale=_depth_scale(folder))
-    else:
-        class_names = _class_names(folder, image_lists)
-    task, dtype = make_task(num_classes=len(class_names)), tf.float32 if kind == "depth" else tf.uint8
+    maps = _read_depths(folder, image_lists) if kind == "depth" else _read_masks(folder, image_lists, request)
+    task, dtype = maps.task, tf.float32 if kind == "depth" else tf.uint8
 
-    def open_maps(image_list: ImageList) -> RandomAccess:
-        maps = [f"{folder}/{name}" for name in image_list.labels]
+    def open_maps(image_list: ImageList, tally: Tally) -> RandomAccess:
+        files = [f"{folder}/{name}" for name in image_list.labels]
         return open_images(
             image_list,
             request,
-            labels=list(map(os.fsencode, maps)),
-            read_label=lambda path: _read_map_in_graph(path, read, dtype),
-            check_label=lambda index: _check_map(image_list, index, task, read),
-            label_files=[*maps, f"{folder}/{DEPTH_SCALE}"],
+            labels=list(map(os.fsencode, files)),
+            tally=tally,
+            read_label=lambda path: _read_map_in_graph(path, maps.read, dtype),
+            check_label=lambda index: _check_map(image_list, index, task, maps.read),
+            label_files=[*files, f"{folder}/{DEPTH_SCALE}"],
         )
 
-    splits = [open_maps(image_list) if image_list else None for image_list in image_lists]
+    splits = [
+        open_maps(image_list, tally) if image_list else None
+        for image_list, tally in zip(image_lists, maps.tallies, strict=True)
+    ]
     return Data(
         name=escaped(folder),
         train=splits[0],
         evaluation=splits[1],
         eval_split=evaluation.name if evaluation else "",
-        num_classes=len(class_names),
-        class_names=class_names,
-        make_task=make_task,
+        num_classes=task.num_classes,
+        class_names=maps.class_names,
+        make_task=type(task),
     )
+
+
+class _Maps(NamedTuple):
+    """How the maps of a folder are read, and what they hold; a tally for each list of images."""
+
+    read: Callable[[bytes], np.ndarray]
+    task: Any
+    class_names: tuple[str, ...]
+    tallies: Sequence[Tally]
+
+
+def _read_masks(folder: str, image_lists: Sequence[ImageList | None], request: DataRequest) -> _Maps:
+    """Find the classes of masks: by classes.txt and some masks, or without it by all of them."""
+    names = _class_names(folder)
+    most = MOST_MAPS if names else sys.maxsize  # the largest number decides how many classes there are
+    raw = [_tally(image_list, read_mask, count_values, most=most) for image_list in image_lists]
+    values = set().union(*(tally.counts for tally in raw))
+    if not values and (unread := [tally for tally in raw if tally.problem and tally.is_complete]):
+        raise ValueError(f"None of the masks in {escaped(folder)} can be read. The first: {unread[0].problem}")
+    mask_values = choose_mask_values(
+        escaped(folder), values, stated=request.values_of_masks, num_classes=len(names) if names else None
+    )
+    tallies = [tally.renumbered(mask_values) for tally in raw]
+    names = names or mask_values.class_names(tallies)
+
+    def read(data: bytes) -> np.ndarray:
+        return mask_values.numbers(read_mask(data))
+
+    task = Segmentation(num_classes=len(names), labels=names)
+    return _Maps(read, task, names, tallies)
+
+
+def _read_depths(folder: str, image_lists: Sequence[ImageList | None]) -> _Maps:
+    read = functools.partial(read_depth, scale=_depth_scale(folder))
+    tallies = [_tally(image_list, read, count_metres, most=MOST_MAPS) for image_list in image_lists]
+    return _Maps(read, Depth(), (), tallies)
+
+
+def _tally(
+    image_list: ImageList | None,
+    read: Callable[[bytes], np.ndarray],
+    count: Callable[[np.ndarray], dict[int, int]],
+    *,
+    most: int,
+) -> Tally:
+    """Count the values of at most `most` maps, spread over a list. A map that cannot be read is a problem of it."""
+    if image_list is None:
+        return Tally(counts={}, read=0, total=0)
+    total = len(image_list.labels)
+    chosen = np.unique(np.linspace(0, total - 1, min(most, total)).astype(np.int64))
+
+    def count_file(name: str) -> dict[int, int] | str:
+        try:
+            return count(_read_map(f"{image_list.folder}/{name}", read))
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(count_file, image_list.labels[chosen]))
+    counts = [one for one in found if isinstance(one, dict)]
+    problem = next((one for one in found if isinstance(one, str)), "")
+    return Tally(counts=add_counts(counts), read=len(chosen), total=total, problem=problem)
 
 
 def _list_subset(folder: str, kind: str, subset: Subset) -> ImageList:
@@ -153,27 +225,18 @@ def _read_lines(path: str) -> list[str] | None:
     return text_lines(bytes(tf.io.read_file(path).numpy()), escaped(path))
 
 
-def _class_names(folder: str, image_lists: Sequence[ImageList | None]) -> tuple[str, ...]:
-    """Read the names in classes.txt; without it they are the numbers up to the largest in any mask."""
+def _class_names(folder: str) -> tuple[str, ...] | None:
+    """Read the names in classes.txt; None without it."""
     lines = _read_lines(f"{folder}/{CLASSES}")
-    if lines is not None:
-        names = tuple(lines)
-        if not names or not all(names) or len(set(names)) != len(names) or len(names) > IGNORED:
-            raise ValueError(
-                f"{escaped(folder)}/{CLASSES} must have one name in each line from the first, 1 to {IGNORED} different "
-                f"ones. Received: {abbreviated([name or 'an empty line' for name in names]) or 'an empty file'}"
-            )
-        return names
-    paths = [f"{folder}/{name}" for image_list in image_lists if image_list for name in image_list.labels]
-
-    def count(path: str) -> int:
-        try:
-            return Segmentation.count_classes(_read_map(path, read_mask))
-        except ValueError:  # reported when the map is read
-            return 0
-
-    with ThreadPoolExecutor() as pool:
-        return tuple(map(str, range(max(pool.map(count, paths)))))
+    if lines is None:
+        return None
+    names = tuple(lines)
+    if not names or not all(names) or len(set(names)) != len(names) or len(names) > IGNORED:
+        raise ValueError(
+            f"{escaped(folder)}/{CLASSES} must have one name in each line from the first, 1 to {IGNORED} different "
+            f"ones. Received: {abbreviated([name or 'an empty line' for name in names]) or 'an empty file'}"
+        )
+    return names
 
 
 def _depth_scale(folder: str) -> float:
@@ -203,17 +266,23 @@ def _check_map(image_list: ImageList, index: int, task: Any, read: Callable[[byt
 
 
 def read_mask(data: bytes) -> np.ndarray:
-    """Decode the numbers of classes in a PNG file, uint8 (height, width)."""
+    """Decode the values of a mask in a PNG file, int32 (height, width): numbers, and colours as `label_values` has."""
     mode, values = _decode_png(data)
-    if mode not in ONE_CHANNEL:
+    bits, kind = data[_BIT_DEPTH], data[_COLOUR_TYPE]
+    if mode in ("LA", "RGBA"):
+        if bits > BYTE or (values[..., -1] != OPAQUE).any():
+            raise ValueError(f"must be a PNG without transparent pixels and of 8 bits. Received: {mode} of {bits} bits")
+        mode, values = (mode[:-1], values[..., 0] if mode == "LA" else values[..., :-1])
+    if mode == "RGB" and bits <= BYTE:
+        return pack_colours(values)
+    if mode not in (*ONE_CHANNEL, *SIXTEEN_BITS):
         raise ValueError(
-            f"must be a PNG with one channel of 8 bits, the numbers of classes. Received: {mode}"
-            f"{', colours: replace each by the number of its class' if mode.startswith('RGB') else ''}"
+            f"must be a PNG with one channel, the numbers of classes, or with colours of 8 bits. Received: {mode} of "
+            f"{bits} bits"
         )
-    bits = data[_BIT_DEPTH]
-    if mode == "L" and bits < 8 and data[_COLOUR_TYPE] == 0:
-        values = values // (255 // (2**bits - 1))  # Pillow widens grey values
-    return values.astype(np.uint8)
+    if mode == "L" and bits < BYTE and kind == 0:
+        values = values // (OPAQUE // (2**bits - 1))  # Pillow widens grey values
+    return values.astype(np.int32)
 
 
 def read_depth(data: bytes, scale: float = MILLIMETRES) -> np.ndarray:

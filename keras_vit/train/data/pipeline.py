@@ -5,6 +5,7 @@ never stopped.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import tensorflow as tf
 from keras_vit._util.checks import pair
 from keras_vit.model import images, preprocess
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.pillow import BYTES, CHANNELS
 from keras_vit.model.task import Task
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data import augment
@@ -63,6 +65,7 @@ def training_batches(
     (its resizing is used for `crop="none"` only), then mixup; the seed of `order` seeds them all. A batch has `image`,
     float32 (batch, height, width, channels), and `label`, the targets of the task, float32 (batch, ...).
     """
+    split.expect(model_input.num_channels, model_input.preprocessing)
     # Crops have the model's size already, and are not resized.
     without_resizing = dataclasses.replace(model_input.preprocessing, resize="squash", crop_fraction=1.0)
     prepare = model_input._replace(preprocessing=without_resizing).prepare_function()
@@ -106,11 +109,13 @@ def evaluation_batches(
     targets of the task, float32 (batch, ...), `index`, int64 (batch,), and `weight`, float32 (batch,): 1 for an
     example, 0 for padding.
     """
+    split.expect(model_input.num_channels, model_input.preprocessing)
     prepare = model_input.prepare_function()
 
     @tf.autograph.experimental.do_not_convert
     def prepare_example(example: Example) -> Example:
-        image = prepare(_match_channels(decode(example["image"]), model_input.num_channels))
+        image = decode(example["image"], model_input.preprocessing)
+        image = prepare(_match_channels(image, model_input.num_channels))
         label = task.targets(_move_map(example["label"], lambda x: augment.nearest(x, model_input.image_size)))
         return {"image": image, "label": label, "index": example["index"], "weight": tf.constant(1.0)}
 
@@ -129,6 +134,11 @@ def evaluation_batches(
 def _augmentation(recipe: Recipe, model_input: ModelInput, seed: int) -> Callable[[Example], Example]:
     """Create the function that augments one example. A map moves with its image."""
     base = np.uint64(seed).astype(np.int64)
+    if recipe.randaugment_layers and model_input.num_channels not in CHANNELS:
+        raise ValueError(
+            "RandAugment is for images of 1 or 3 channels: set randaugment_layers=0. "
+            f"Received: {model_input.num_channels} channels"
+        )
     # Values stay 0..255. The official crops are resized bilinearly; without a crop the model's own resizing is used.
     own = model_input.preprocessing if recipe.crop == "none" else Preprocessing()
     method = dataclasses.replace(own, mean=(0,), std=(1 / 255,))
@@ -137,7 +147,7 @@ def _augmentation(recipe: Recipe, model_input: ModelInput, seed: int) -> Callabl
         prepare = model_input._replace(image_size=size, preprocessing=method).prepare_function()
         return prepare(_match_channels(image, model_input.num_channels))
 
-    crop = _crop_function(recipe, model_input.image_size, resize)
+    crop = _crop_function(recipe, model_input.image_size, resize, model_input.preprocessing)
     crop_map = _crop_function(recipe, model_input.image_size, augment.nearest)
 
     def flip(image: Any, draw: Any) -> Any:
@@ -171,25 +181,34 @@ def _move_map(label: Any, move: Callable[[Any], Any]) -> Any:
 
 
 def _crop_function(
-    recipe: Recipe, size: tuple[int, int], resize: Callable[[Any, tuple[int, int]], Any]
+    recipe: Recipe,
+    size: tuple[int, int],
+    resize: Callable[[Any, tuple[int, int]], Any],
+    preprocessing: Preprocessing = BYTES,
 ) -> Callable[[Any, Any, Any], Any]:
     """Create the function that crops (image, seed, two draws) to the model's size; the image may be encoded."""
+    read = functools.partial(decode, preprocessing=preprocessing)
     if recipe.crop == "inception":
-        return lambda image, seed, draws: resize(augment.inception_crop(image, seed, min_area=recipe.min_area), size)
+        part = functools.partial(augment.inception_crop, min_area=recipe.min_area, preprocessing=preprocessing)
+        return lambda image, seed, draws: resize(part(_scaled(image, preprocessing), seed), size)
     if recipe.crop == "random":
         side = recipe.crop_resize or round(max(size) * augment.RANDOM_CROP)
         if side < max(size):
             raise ValueError(f"A random crop of {size} needs crop_resize of that or more. Received: {side}")
         larger = (round(side * size[0] / max(size)), round(side * size[1] / max(size)))
-        return lambda image, seed, draws: augment.random_crop(resize(decode(image), larger), draws, size)
-    return lambda image, seed, draws: resize(decode(image), size)
+        return lambda image, seed, draws: augment.random_crop(resize(read(image), larger), draws, size)
+    return lambda image, seed, draws: resize(read(image), size)
 
 
-def decode(image: Any) -> Any:
-    """Decode a JPEG or PNG file to upright pixels; pixels stay as they are."""
+def decode(image: Any, preprocessing: Preprocessing = BYTES) -> Any:
+    """Decode a JPEG or PNG file to upright pixels; scale values that are not bytes. Pixels stay as they are."""
     if image.dtype != tf.string:
-        return image
-    return images.decode_pixels(image, images.read_orientation(image))
+        return _scaled(image, preprocessing)
+    return images.decode_pixels(image, images.read_orientation(image), preprocessing)
+
+
+def _scaled(image: Any, preprocessing: Preprocessing) -> Any:
+    return image if image.dtype == tf.string else preprocess.symbolic_pixels(image, preprocessing)
 
 
 def _match_channels(image: Any, num_channels: int) -> Any:

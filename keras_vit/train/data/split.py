@@ -6,7 +6,7 @@ An example is a dictionary:
 |---|---|
 | `position` | int64 scalar, its place in the sequence of `positions`; seeds its augmentation |
 | `index` | int64 scalar, number of the example, the same in every run |
-| `image` | string scalar, the encoded file (JPEG or PNG); or uint8 (height, width, channels) |
+| `image` | string scalar, the encoded file (JPEG or PNG); or numbers (height, width, channels) |
 | `label` | as its task has it. Of a class: int64 scalar below num_classes, or float32 (num_classes,), a one for each |
 | | a map (height, width) of the image's size: numbers of classes, uint8, or metres, float32 |
 """
@@ -31,9 +31,11 @@ import tensorflow as tf
 
 from keras_vit._util.checks import one_of
 from keras_vit._util.text import abbreviated, error_reason, warn
+from keras_vit.model.config import Preprocessing
 from keras_vit.model.labels import match_classes, names
 from keras_vit.model.task import NOT_TRAINED, Classification, Task
 from keras_vit.train.data.dataset_files import READ_ERRORS, is_decodable
+from keras_vit.train.data.label_values import Tally, name_value, parse_mask_values
 
 # TensorFlow permutes 32-bit numbers (tensorflow/core/kernels/random_index_shuffle.cc); larger sets repeat examples.
 MAX_EXAMPLES = 2**31 - 1
@@ -110,21 +112,38 @@ class Damage:
     NAMED = 10  # images that a warning names
 
     def __init__(
-        self, folder: str, count: int, name_of: Callable[[int], str], check: Callable[[int], str | None], *, fail: bool
+        self,
+        folder: str,
+        count: int,
+        name_of: Callable[[int], str],
+        check: Callable[[int, Preprocessing], str | None],
+        *,
+        fail: bool,
     ) -> None:
-        """Create a record of `count` images; `check` returns why one cannot be used. `fail` makes that an error."""
+        """Create a record of `count` images; `check` returns why a model with this preprocessing cannot use one.
+
+        `fail` makes that an error.
+        """
         self.reasons: dict[int, str] = {}  # index of an image -> why it cannot be used
         self.error: ValueError | None = None  # that ended the reading: TensorFlow replaces it by one of its own
         self._folder, self._count, self._fail = folder, count, fail
         self._name_of, self._check = name_of, check
         self._states = np.zeros(count, np.int8)
         self._warned = 0
+        self.preprocessing = Preprocessing()
+
+    def expect(self, preprocessing: Preprocessing) -> None:
+        """Check the images for a model with this preprocessing from now on."""
+        if preprocessing.limits != self.preprocessing.limits:
+            self._states[:] = 0
+            self.reasons.clear()
+        self.preprocessing = preprocessing
 
     def is_readable(self, index: int) -> bool:
         """Check one image, or raise the ValueError of `fail` if it cannot be used."""
         if not self._states[index]:
             try:
-                reason = self._check(index)
+                reason = self._check(index, self.preprocessing)
                 if reason and self._fail:
                     raise ValueError(
                         f'{self._name_of(index)} {reason}. Remove the file, or skip it with on_bad_image="skip" '
@@ -157,8 +176,16 @@ class Damage:
         for number in range(index + 1, index + self._count):
             if self.is_readable(number % self._count):
                 return number % self._count
-        self.error = ValueError(f"None of the {self._count:,} images of {self._folder} can be decoded.")
+        self.error = self.none_left()
         raise self.error
+
+    def none_left(self) -> ValueError:
+        """Make the error about a folder without a usable image, which names the first one and why."""
+        first = min(self.reasons)
+        return ValueError(
+            f"None of the {self._count:,} images of {self._folder} can be used. The first: {self._name_of(first)} "
+            f"{self.reasons[first]}"
+        )
 
     def warn(self) -> None:
         """Warn of the images that were left out, if there are more than at the last warning."""
@@ -181,7 +208,10 @@ class Split(abc.ABC):
     renumber: Callable[[tf.Tensor], tf.Tensor] | None = None  # gives a label the new numbers of its classes
     check: Callable[[], None] = lambda: None  # raises a ValueError that names a damaged file of records
     damage: Damage | None = None  # of a folder; of other data each example must be readable
+    # Raises a ValueError for arrays that a model of so many channels and this preprocessing does not take.
+    check_arrays: Callable[[int, Preprocessing], None] = lambda num_channels, preprocessing: None
     fingerprint: Callable[[], str] = lambda: ""  # returns a hash that changes with the images, their order or labels
+    tally: Tally | None = None  # of the labels, in the data's own numbers; None where none was read yet
 
     def __post_init__(self) -> None:
         if not 0 < self.count <= MAX_EXAMPLES:
@@ -191,6 +221,12 @@ class Split(abc.ABC):
     def num_skipped(self) -> int:
         """Number of examples that were left out because they cannot be used, of those that were read until now."""
         return len(self.damage.reasons) if self.damage else 0
+
+    def expect(self, num_channels: int, preprocessing: Preprocessing) -> None:
+        """Check the images for a model of so many channels and this preprocessing: arrays now, files when read."""
+        self.check_arrays(num_channels, preprocessing)
+        if self.damage:
+            self.damage.expect(preprocessing)
 
     def is_readable(self, index: int) -> bool:
         """Check one example; those outside of folders always count as readable."""
@@ -213,9 +249,19 @@ class Split(abc.ABC):
     def labels(self) -> np.ndarray:
         """Labels of all examples in order; no image is decoded."""
 
+    @abc.abstractmethod
+    def some_labels(self, most: int) -> np.ndarray:
+        """Labels of at most `most` examples, in order: spread over the split, or the first of a stream."""
+
     def renumbered(self, example: Example) -> Example:
         """Give the label of an example the new numbers of its classes."""
         return example if self.renumber is None else {**example, "label": self.renumber(example["label"])}
+
+    def with_numbers(self, renumber: Callable[[tf.Tensor], tf.Tensor]) -> "Split":
+        """Give labels new numbers, after those that they get already."""
+        first = self.renumber
+        both = renumber if first is None else lambda label: renumber(first(label))
+        return dataclasses.replace(self, renumber=both)
 
     def name_of(self, index: int) -> str:
         """Name of an example for messages."""
@@ -284,9 +330,15 @@ class RandomAccess(Split):
 
     def labels(self) -> np.ndarray:
         """See `Split`."""
+        return self.some_labels(self.count)
+
+    def some_labels(self, most: int) -> np.ndarray:
+        """See `Split`."""
         read = self.make_reader()
-        stream = tf.data.Dataset.range(self.count).map(lambda index: self.renumbered(read(index))["label"])
-        return np.concatenate(list(stream.batch(LABELS_AT_ONCE).as_numpy_iterator()))
+        chosen = np.unique(np.linspace(0, self.count - 1, min(most, self.count)).astype(np.int64))
+        stream = tf.data.Dataset.from_tensor_slices(chosen)
+        labels = stream.map(lambda index: self.renumbered(read(index))["label"])
+        return np.concatenate(list(labels.batch(LABELS_AT_ONCE).as_numpy_iterator()))
 
     def name_of(self, index: int) -> str:
         """See `Split`."""
@@ -331,6 +383,7 @@ class Data:
     make_task: Callable[..., Task] = Classification  # of num_classes and labels, as the classes in `task.KINDS`
     is_labelled: bool = True  # whether the labels mean anything; without labels they are 0
     multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1
+    states_values: bool = False  # whether the user says which classes the values of masks stand for
 
     def training_split(self) -> Split:
         """Training images, or a ValueError if there are none."""
@@ -353,7 +406,8 @@ class DataRequest:
     """A data set and the parts of it to use: the arguments of `train.run`, which describes them.
 
     If `training` is false, no split to train on is needed, and a folder without split folders is evaluated whole. If
-    `needs_labels` is false, images may be without labels: a folder without class folders, or arrays (images, None).
+    `needs_labels` is false, images may be without labels: a folder without class folders, or arrays (images, None). If
+    `has_single_class` is true, labels (n, 1) are zeros and ones of one class, and otherwise the same as (n,).
     """
 
     data: Any
@@ -361,17 +415,26 @@ class DataRequest:
     train_split: str | None = None
     eval_split: str | None = None
     on_bad_image: str = "skip"
+    mask_values: str | Sequence[int | str] | None = None
     training: bool = True
     needs_labels: bool = True
+    has_single_class: bool = False
 
     def __post_init__(self) -> None:
         one_of("on_bad_image", self.on_bad_image, ("skip", "fail"))
+        if self.mask_values is not None:  # as text, which a run stores
+            object.__setattr__(self, "mask_values", ",".join(map(name_value, parse_mask_values(self.mask_values))))
+
+    @property
+    def values_of_masks(self) -> tuple[int, ...] | None:
+        """The value of each class that the user states, as `MaskValues` has them."""
+        return None if self.mask_values is None else parse_mask_values(self.mask_values)
 
     def stored(self) -> dict[str, str] | None:
         """Arguments that find the data again, as text, folders with their whole paths; None for arrays."""
         if not isinstance(self.data, str | os.PathLike):
             return None
-        names = ("data", "data_dir", "train_split", "eval_split")
+        names = ("data", "data_dir", "train_split", "eval_split", "mask_values")
         stored = {name: os.fspath(getattr(self, name)) for name in names if getattr(self, name) is not None}
         for name in ("data", "data_dir"):
             if name in stored and "://" not in stored[name] and Path(stored[name]).is_dir():
@@ -425,7 +488,5 @@ def match_data(data: Data, labels: str | tuple[str, ...] | None, num_classes: in
     class_names = [own_names.get(number, label) for number, (_, label) in enumerate(names(labels, num_classes))]
     data = dataclasses.replace(data, num_classes=num_classes, class_names=tuple(class_names))
     renumber = functools.partial(data.task.renumbered, numbers=tuple(numbers))
-    train, evaluation = (
-        split and dataclasses.replace(split, renumber=renumber) for split in (data.train, data.evaluation)
-    )
+    train, evaluation = (split and split.with_numbers(renumber) for split in (data.train, data.evaluation))
     return dataclasses.replace(data, train=train, evaluation=evaluation)

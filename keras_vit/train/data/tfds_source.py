@@ -1,5 +1,6 @@
 """Open data sets that tensorflow-datasets has prepared, by name or by folder, and prepare the digits."""
 
+import dataclasses
 import functools
 import io
 import os
@@ -20,9 +21,18 @@ from keras_vit.model import images
 from keras_vit.model.task import Classification
 from keras_vit.train.data.dataset_files import READ_ERRORS, hash64, list_files
 from keras_vit.train.data.folder_source import ALL, HELD_OUT, TRAIN, normalize_name
+from keras_vit.train.data.label_values import (
+    MOST_MAPS,
+    Tally,
+    add_counts,
+    choose_mask_values,
+    count_metres,
+    count_values,
+)
 from keras_vit.train.data.split import (
     LABELS_AT_ONCE,
     MAX_BATCHES,
+    MAX_EXAMPLES,
     Data,
     DataRequest,
     Example,
@@ -205,7 +215,11 @@ class RecordStream(Split):
 
     def labels(self) -> np.ndarray:
         """See `Split`."""
-        stream = self.iterate_once().map(lambda example: example["label"]).batch(LABELS_AT_ONCE)
+        return self.some_labels(self.count)
+
+    def some_labels(self, most: int) -> np.ndarray:
+        """See `Split`."""
+        stream = self.iterate_once().map(lambda example: example["label"]).take(most).batch(LABELS_AT_ONCE)
         return np.concatenate(list(stream.as_numpy_iterator()))
 
     def _epoch(self, order: Order, number: tf.Tensor) -> tf.data.Dataset:
@@ -321,11 +335,14 @@ def open_prepared(builder: Any, request: DataRequest, *, memory: int = MEMORY) -
         warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.")
     train_split = train_split or (TRAIN if TRAIN in info.splits else None)
     eval_split = eval_split or next((name for name in EVALUATION_SPLITS if name in info.splits), None)
-    if schema.task is Segmentation and not schema.class_names:
-        schema = schema._replace(class_names=_count_classes(info, [train_split, eval_split], schema))
-    train, evaluation = (
-        _open_split(info, name, schema, memory) if name else None for name in (train_split, eval_split)
-    )
+    splits = [_open_split(info, name, schema, memory) if name else None for name in (train_split, eval_split)]
+    if schema.task is Segmentation:
+        splits, schema = _number_masks(info.full_name, splits, schema, request)
+    elif schema.task is Depth:
+        splits = [
+            split and dataclasses.replace(split, tally=_tally_maps(split, MOST_MAPS, count_metres)) for split in splits
+        ]
+    train, evaluation = splits
     return Data(
         name=info.full_name,
         train=train,
@@ -362,21 +379,45 @@ def _label_schema(image: str, label: str, feature: Any) -> Schema | None:
     kind = feature.feature if multi_label else feature
     if isinstance(kind, features.ClassLabel):
         return Schema(image, label, tuple(kind.names), multi_label)
-    if isinstance(kind, features.Image) and kind.shape[-1] == 1 and np.dtype(kind.np_dtype) == np.uint8:
+    if isinstance(kind, features.Image) and kind.shape[-1] == 1 and np.dtype(kind.np_dtype).kind == "u":
         has_names = bool(getattr(kind, "num_classes", None))
         return Schema(image, label, tuple(kind.names) if has_names else (), task=Segmentation)
     is_depth = isinstance(kind, features.Tensor) and np.dtype(kind.np_dtype).kind == "f" and len(kind.shape) == 2
     return Schema(image, label, task=Depth) if is_depth else None
 
 
-def _count_classes(info: Any, names: Sequence[str | None], schema: Schema) -> tuple[str, ...]:
-    """Name classes by the numbers up to the largest in any mask of the splits; the features have no names."""
-    parse = _make_parser(info.features, schema, info.name)
-    largest = 0
-    for name in filter(None, names):
-        for index, record in RecordFiles(info.splits[name].file_instructions).stream(None):
-            largest = max(largest, Segmentation.count_classes(parse(index, record)["label"].numpy()))
-    return tuple(map(str, range(largest)))
+def _number_masks(
+    name: str, splits: Sequence[Split | None], schema: Schema, request: DataRequest
+) -> tuple[list[Split | None], Schema]:
+    """Find the classes of masks: by the names of the features and some masks, or without names by all masks."""
+    most = MOST_MAPS if schema.class_names else MAX_EXAMPLES  # the largest number decides how many classes there are
+    raw = {place: _tally_maps(split, most, count_values) for place, split in enumerate(splits) if split}
+    values = set().union(*(tally.counts for tally in raw.values()))
+    num_classes = len(schema.class_names) or None
+    mask_values = choose_mask_values(name, values, stated=request.values_of_masks, num_classes=num_classes)
+    tallies = {place: tally.renumbered(mask_values) for place, tally in raw.items()}
+    table = tf.constant(mask_values.table)
+
+    def renumber(label: tf.Tensor) -> tf.Tensor:
+        numbers = tf.gather(table, label)
+        message = f"A mask of {name} must have the values {mask_values}. Received a mask with other values"
+        with tf.control_dependencies([tf.debugging.assert_non_negative(numbers, message)]):
+            return tf.cast(numbers, tf.uint8)
+
+    numbered = [
+        split and dataclasses.replace(split, renumber=renumber, tally=tallies[place])
+        for place, split in enumerate(splits)
+    ]
+    return numbered, schema._replace(class_names=schema.class_names or mask_values.class_names(tallies.values()))
+
+
+def _tally_maps(split: Split, most: int, count_map: Callable[[np.ndarray], dict[int, int]]) -> Tally:
+    """Count the values in the maps of the first `most` examples of a split."""
+    count = min(most, split.count)
+    with split.naming_bad_image(Order(batch=1, shuffle=False), batches=count):
+        examples = split.iterate_once(only=np.arange(count)).take(count)
+        maps = examples.map(lambda example: example["label"]).as_numpy_iterator()
+        return Tally(counts=add_counts(map(count_map, maps)), read=count, total=split.count)
 
 
 def _open_split(info: Any, name: str, schema: Schema, memory: int) -> Split:
@@ -424,7 +465,7 @@ def _make_parser(features: Any, schema: Schema, title: str) -> Parse:
             message = f"label outside 0..{num_classes - 1}: {{}} in example {{}} of {title}"
             values = [label, index]
         else:
-            label = label[..., 0] if schema.task is Segmentation else label
+            label = tf.cast(label[..., 0], tf.int32) if schema.task is Segmentation else label
             header = images.read_header(image)
             sides = images.upright_sides(tf.cast(header.sides, tf.int32), header.orientation)
             is_valid = tf.shape(label) == sides
