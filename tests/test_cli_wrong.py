@@ -80,6 +80,8 @@ WRONG = {
     "export digits --to out.tflite --labels imagenett": "labels",
     "export digits --to out.tflite --threads 0": "--threads",
     "export digits --to out.tflite --images nothing.png": "nothing.png",
+    "export digits --to out.tflite --calibrate": "--calibrate needs --images FOLDER",
+    "fetch digits nonsense": "No model has this name",
     "export digits --to out.tflite --top 3": "a .tflite file does not take --top",
     "export digits --to 1 --quantize none --input uint8": "does not take --quantize, --input",
     "export digits --to 1 --labels imagenett": "labels",
