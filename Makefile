@@ -39,13 +39,13 @@ test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: P
 
 test-browser: $(VENV)/.with-test ## browser example in headless Chromium (needs npm and chromium)
 	npm ci --prefix examples/browser --no-audit --no-fund
-	$(BIN)/python -m pytest -s -m browser tests/test_browser.py
+	$(BIN)/python -m pytest -s -m browser tests/export/test_browser.py
 
 test-arm: $(VENV)/.with-test ## exported files in LiteRT on an emulated ARM64 processor (needs Debian's apt-get)
-	$(BIN)/python -m pytest -rs -s -m arm tests/test_litert_runtimes.py
+	$(BIN)/python -m pytest -rs -s -m arm tests/export/test_litert_runtimes.py
 
 test-real: $(VENV)/.with-test $(VENV)/.with-test-real ## a trained model and every quantization mode (downloads 90 MB once)
-	$(BIN)/python -m pytest -rs -m real tests/test_real_weights.py
+	$(BIN)/python -m pytest -rs -m real tests/export/test_real_weights.py
 
 test-network: $(VENV)/.with-test $(VENV)/.with-hf ## the tests that download from the internet
 	$(BIN)/python -m pytest -m network
@@ -56,7 +56,7 @@ test-packaging: $(VENV)/.with-test ## test wheel, sdist, folder and editable ins
 test-wheel: wheel ## run README's first lines in an environment with only the wheel
 	$(PYTHON) -m venv --clear $(TRIED)
 	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[demo]"
-	$(BIN)/python tests/doc_blocks.py > $(TRIED)/lines.py
+	$(BIN)/python tests/support/doc_blocks.py > $(TRIED)/lines.py
 	cd $(TRIED) && KERAS_VIT_OFFLINE=1 bin/python -I lines.py
 
 test-next: ## make test's tests with the newest TensorFlow and Keras, candidates too; others: WITH="tensorflow==2.20.* keras==3.14.*"

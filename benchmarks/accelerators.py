@@ -27,7 +27,7 @@ from keras_vit import digits
 from keras_vit.export import samples
 from keras_vit.export.accelerators import run_on_gpu
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from outlier_models import images, score
 
 MODES = ("none", "float16", "dynamic", "int4", "int8", "int16x8")

@@ -31,7 +31,7 @@ from edge import child, config, required
 from edge_peers import FRAMEWORK, MODES, THREADS, keras_hub, measured, runner, timm_model, to_tflite, zeromodels
 
 SCRIPT = Path(__file__).resolve()
-sys.path.append(str(SCRIPT.parents[1] / "tests"))
+sys.path.append(str(SCRIPT.parents[1] / "tests" / "support"))
 VIT, SIGLIP = "ViT-B/16", "SigLIP-B/16"
 IMAGES, REPEATS = 8, 3
 OURS, HUB, ZERO, TORCH = "keras_vit", "keras-hub", "zeromodels", "litert-torch"

@@ -51,7 +51,7 @@ MODELS = {
     "B/16, gains": ("B/16", 224),
     "B/16, gains and channels": ("B/16", 224),
 }
-# Outliers that tests/outlier_models.py plants: our dynamic files scale them away with operators that others lack.
+# Outliers of tests/support/outlier_models.py: our dynamic files scale them away with operators that others lack.
 OUTLIERS = {"B/16, gains": {"gain": 8}, "B/16, gains and channels": {"gain": 6, "channel": 120}}
 IMAGES = 8  # to compare files with Keras
 TIMEOUT = 1800  # seconds for a child process
@@ -82,7 +82,7 @@ def seeded(name: str) -> Any:
     keras.utils.set_random_seed(0)
     model, rng = keras_vit.VisionTransformer(config(name)), np.random.default_rng(0)
     if name in OUTLIERS:
-        sys.path.append(str(SCRIPT.parents[1] / "tests"))
+        sys.path.append(str(SCRIPT.parents[1] / "tests" / "support"))
         from outlier_models import plant
 
         return plant(model, seed=1, **OUTLIERS[name])

@@ -86,7 +86,7 @@ def zeromodels(folder: Path) -> Any:
 
 def timm_model(folder: Path) -> Any:
     """Build timm's PyTorch model."""
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
     from torch_peers import import_timm  # torchvision may be missing, or built for another PyTorch
 
     return import_timm().create_model(f"local-dir:{folder / 'timm'}", pretrained=True).eval()

@@ -28,7 +28,7 @@ from PIL import Image
 
 from keras_vit import train
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import dinov2_photos
 
 RESULTS = Path(__file__).parent / "results" / "few_photos.jsonl"

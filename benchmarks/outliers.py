@@ -3,7 +3,7 @@
     python benchmarks/outliers.py                   every mode and kind; a quarter of an hour on two cores
     python benchmarks/outliers.py dynamic int8      some modes
 
-The weights are random, with outliers as tests/outlier_models.py plants them. The score is the mean cosine of
+The weights are random, with outliers as tests/support/outlier_models.py plants them. The score is the mean cosine of
 differences of two images' logits, file against Keras in float32: what all images share does not count.
 """
 
@@ -19,7 +19,7 @@ from edge_peers import to_tflite
 import keras_vit
 from keras_vit.export import modes, samples
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from outlier_models import KINDS, images, plant, score
 
 CONVERTER = "converter"  # TensorFlow's, in the mode dynamic

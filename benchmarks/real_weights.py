@@ -32,7 +32,7 @@ from keras_vit._util.progress import timed
 from keras_vit.export import modes
 from keras_vit.export.exported import load_exported
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import dinov2_photos
 from outlier_models import pair_cosines
 

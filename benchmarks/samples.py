@@ -19,9 +19,11 @@ from sklearn.linear_model import LogisticRegression
 from keras_vit import converters, export
 from keras_vit.model.vision_transformer import VisionTransformer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import dinov2_photos
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "export"))
 import test_samples
+
+import dinov2_photos
 
 SIZE = (112, 112)
 PHOTOS = [name for name in dinov2_photos.PHOTOS if name not in ("camera.png", "coins.png", "grace_hopper.jpg")]

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-REFERENCE = Path(__file__).parent / "data" / "reference"
+from places import DATA, ROOT
+
+REFERENCE = DATA / "reference"
 CASES = ("vit_token", "hybrid_r50", "vit_gap")
 PROGRAM = """
 import sys
@@ -43,7 +45,7 @@ def on_jax(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("jax")
     folder = tmp_path_factory.mktemp("jax")
     environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", PROGRAM, "jax", str(REFERENCE), *CASES]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False

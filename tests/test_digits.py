@@ -14,9 +14,10 @@ from sklearn.datasets import load_digits
 from keras_vit import converters, digits
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.zoo import cards
+from places import ROOT
 
 CARD = cards.select(cards.card("ViT-digits"))
-SCRIPT = Path(__file__).parents[1] / "examples" / "train_digits.py"
+SCRIPT = ROOT / "examples" / "train_digits.py"
 HELD_OUT = "e61346609b6b015fad5e5839bb40cb5b4199d1d9e0acafe2d882975c4ae03c80"
 LARGER = 48  # 1.5 times the training size
 

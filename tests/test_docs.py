@@ -101,7 +101,7 @@ def test_the_cells_of_the_notebook_run_and_their_results_show_themselves(
 
 def test_the_table_of_recipes_is_the_recipes() -> None:
     table = recipe_table.PAGE.read_text(encoding="utf-8").split(recipe_table.START)[1].split(recipe_table.END)[0]
-    assert table == recipe_table.rendered(), "run python tests/recipe_table.py"
+    assert table == recipe_table.rendered(), "run python tests/support/recipe_table.py"
 
 
 def test_the_plan_on_the_page_is_what_plan_says() -> None:
@@ -136,7 +136,7 @@ def test_the_picture_of_the_folders_is_the_package() -> None:
     at_the_top = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
     assert folder_picture.boxes().keys() == at_the_top == set().union(*FLOORS)
     assert folder_picture.PICTURE.read_text(encoding="utf-8") == folder_picture.rendered(), (
-        "run python tests/folder_picture.py"
+        "run python tests/support/folder_picture.py"
     )
 
 

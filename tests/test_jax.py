@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from places import DATA, ROOT
+
 pytestmark = pytest.mark.jax
 
-TESTS = Path(__file__).parent
 # Largest difference, as a share of the largest value. Measured: 1.8e-6 (attention), and 2.0e-5 (Lanczos), because
 # TensorFlow resizes images in float32.
 RELATIVE, OF_RESIZED_IMAGES = 1e-5, 5e-5
@@ -118,9 +119,9 @@ Path("facts.json").write_text(json.dumps({"imported": imported, "refused": refus
 
 
 def run(backend: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    path = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    command = [sys.executable, "-c", PROGRAM, str(TESTS / "data"), backend]
+    command = [sys.executable, "-c", PROGRAM, str(DATA), backend]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )

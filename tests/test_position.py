@@ -10,7 +10,6 @@ embedding minus tokens before it.
 
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_vit import position
+from places import DATA
 
-DATA = Path(__file__).parent / "data" / "position.npz"
+DATA = DATA / "position.npz"
 
 # The other library may compute in float32: a position on the grid then has an error of up to 28 patches x 6e-8,
 # and the slope between two neighbouring normal values is below 10. In float64 this is 28 x 1e-16 x 10.

@@ -14,9 +14,9 @@ import model_table
 from keras_vit import converters, zoo
 from keras_vit.converters.table import load_table
 from model_weights import assert_same_bits, values
+from places import ROOT
 from tiny_models import built
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FEATURES = feature_table.PAGE.read_text(encoding="utf-8")
 TABLE = FEATURES.split(feature_table.START)[1].split(feature_table.END)[0]
@@ -26,7 +26,7 @@ CELLS = {(row[0], format): cell for row in ROWS for format, cell in zip(HEADER, 
 
 
 def test_the_table_of_features_is_the_tables_of_formats() -> None:
-    assert feature_table.rendered() == TABLE, "run python tests/feature_table.py"
+    assert feature_table.rendered() == TABLE, "run python tests/support/feature_table.py"
     for format in HEADER:
         assert CELLS["read / written", format] == ("both" if load_table(format).writable else "read"), format
 
@@ -81,9 +81,9 @@ def test_the_readme_is_short() -> None:
 
 def test_the_table_of_models_is_the_cards_and_the_results() -> None:
     table = README.split(model_table.START)[1].split(model_table.END)[0]
-    assert model_table.rendered() == table, "run python tests/model_table.py"
+    assert model_table.rendered() == table, "run python tests/support/model_table.py"
     families = README.split(model_table.FAMILIES_START)[1].split(model_table.FAMILIES_END)[0]
-    assert model_table.rendered_families() == families, "run python tests/model_table.py"
+    assert model_table.rendered_families() == families, "run python tests/support/model_table.py"
 
 
 def test_the_remarks_below_the_table_of_models_are_measured() -> None:

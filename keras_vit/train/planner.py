@@ -235,7 +235,7 @@ def _matches(recipe: Recipe, config: ViTConfig) -> dict[str, set[str]]:
     return {word: {path for one in ones for path in fnmatch.filter(_sizes(config), one)} for word, ones in words}
 
 
-# Values that gradients keep, measured in TensorFlow's graphs (tests/test_plan.py) and as memory (docs/decisions.md).
+# Values that gradients keep, measured in TensorFlow's graphs (tests/train/test_planner.py) and as memory.
 ATTENTION = 3  # for each value of the tokens: queries, keys and values; and the scores
 MLP, GELU = 1, 4  # for each value of the hidden layer; with GELU of single operators, which XLA computes again
 NORM = 2  # for each value of the tokens, in float32

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.torch import save_file
 
 FOLDER = Path(__file__).parent / "timm"
-sys.path.append(str(FOLDER.parents[1]))
+sys.path.append(str(FOLDER.parents[1] / "support"))
 
 import torch_peers as peers  # noqa: E402
 from peer_cases import TIMM  # noqa: E402

@@ -6,7 +6,7 @@ To add an operator, write a method that computes the shape of its result and cal
 - its inputs in the order of the runtime's kernel; axes, shapes and sizes are int32 constants,
 - its version: the lowest that supports the options and dtypes used (tensorflow/lite/tools/versioning/op_version.cc).
 
-Two rules hold for all of them, and tests/test_litert.py checks both. XNNPACK must run it, also with batch None.
+Two rules hold for all of them, and tests/export/test_litert.py checks both. XNNPACK must run it, also with batch None.
 No tensor has more than four dimensions: GPU delegates refuse more (LiteRT issue 2540).
 """
 
