@@ -215,13 +215,18 @@ def _problem(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
     return None
 
 
+def _reads_images(path: str, config: Any) -> bool:
+    """Whether a path is of the kernel that reads the channels of images, which a text tower does not have."""
+    return isinstance(config, ViTConfig) and path == image_kernel(config)
+
+
 def _is_bias_table(path: str) -> bool:
     return path.startswith("relative_bias") and path.endswith("/table")
 
 
 def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
     """Shape of a variable in the file, which may have another grid and another patch size."""
-    if path == image_kernel(file_config):
+    if _reads_images(path, file_config):
         shape = (*shape[:2], file_config.num_channels, shape[3])
     if path == PATCHES:
         return (*file_config.patch, *shape[2:])
@@ -302,7 +307,7 @@ def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTCo
     """Resize a file's value to the model's sizes; the position embedding loses zero rows that were added."""
     if path == PATCHES and value.shape[:2] != config.patch:
         value = position.resize_patches(value, config.patch, method=config.position_method)
-    if path == image_kernel(config):
+    if _reads_images(path, config):
         return adapt_channels(value, config.num_channels)
     if _is_bias_table(path):
         return position.resize_bias(value, config.grid, checkpoint.config.grid, method=config.position_method)

@@ -153,11 +153,14 @@ def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
         return _area(new, old) if method == "area" else _nearest(new, old)
     if method == "bicubic" and not antialias:
         return _bicubic(new, old)
-    # As scale_and_translate_op.cc (TensorFlow). Bilinear without antialias repeats the border there: the same matrix.
+    kernel = position.IMAGE_KERNELS[method][0]
+    if method == "bilinear" and not antialias:  # as resize_bilinear_op.cc (TensorFlow), which repeats the border
+        return position.kernel_matrix(_centers(new, old), old, kernel, widening=1.0)
+    # As scale_and_translate_op.cc (TensorFlow), which computes places in float32.
     scale = np.float32(1) / (np.float32(new) / np.float32(old))
     widening = max(float(scale), 1.0) if antialias else 1.0
     centers = ((np.arange(new) + 0.5).astype(np.float32) * scale).astype(np.float64) - 0.5
-    return position.kernel_matrix(centers, old, position.IMAGE_KERNELS[method][0], widening=widening)
+    return position.kernel_matrix(centers, old, kernel, widening=widening)
 
 
 def _rescale(values: npt.NDArray[Any], new: int, old: int) -> Matrix:

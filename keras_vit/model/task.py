@@ -254,7 +254,7 @@ class Classification(Task):
                     f"Received: {str(unknown[0])!r:.200}"
                 )
             values = np.array([known[name] for name in values], np.int64)
-        read = self.read_labels(values)
+        read = self.read_labels(values) if values.dtype.kind in "iu" else None
         if read is None or read.ndim != 1 or not (self.has_classes and self.is_pooled):
             raise ValueError(
                 f"labels must be class numbers, integers (n,), or names of the model's {self.num_classes} classes. "

@@ -40,7 +40,7 @@ def test_probe_evaluation_and_embeddings_begin_with_it(
     seen = digits.load()
     data = {"evaluation": (seen.test_images[:8], seen.test_labels[:8]), "num_classes": 10}
     train.run("linear-probe", model=MODEL, data=str(photos))
-    assert "--image-size 32 perhaps" in capsys.readouterr().err.splitlines()[0]
+    assert "--image-size 32 perhaps" in capsys.readouterr().err.splitlines()[1]  # after the labels
     train.evaluate(MODEL, data, progress=True)
     assert capsys.readouterr().err.startswith("8 images at 64 pixels: perhaps ")
     batch.embed(MODEL, str(photos), to=tmp_path / "vectors")

@@ -153,7 +153,9 @@ def test_what_is_not_read_is_named(tmp_path: Path) -> None:
 
 def test_what_an_eomt_cannot_do_is_named(tmp_path: Path) -> None:
     model, pixels = dense.load(FOLDER / "eomt_1"), np.zeros((4, 32, 32, 3), np.uint8)
-    data = {"train": (pixels, pixels[..., 0]), "evaluation": (pixels, pixels[..., 0])}
+    masks = pixels[..., 0].copy()
+    masks[:, :16] = 1
+    data = {"train": (pixels, masks), "evaluation": (pixels, masks)}
     with pytest.raises(ValueError, match="neither trains nor evaluates a model that returns a class and a mask"):
         train.run(train.recipe("segment-folder", steps=1), model=model, data=data, out=tmp_path / "run")
     with pytest.raises(ValueError, match="neither trains nor evaluates"):

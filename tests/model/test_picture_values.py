@@ -20,7 +20,7 @@ from keras_vit import Preprocessing, batch, converters, digits, export, train, z
 from keras_vit.batch._search import write_contact_sheet
 from keras_vit.batch.folder import find_folder
 from keras_vit.export import server
-from keras_vit.model import images
+from keras_vit.model import images, pillow
 from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
 from tiny_models import built
@@ -100,13 +100,13 @@ def test_unused_bits_are_refused_until_they_are_stated(name: str, tmp_path: Path
 def test_colours_of_16_bits_in_a_tiff_are_read_if_their_high_bytes_say_all() -> None:
     colours = np.repeat(TWELVE[..., None], 3, axis=-1)
     with pytest.raises(ValueError, match=r"high bytes only.*up to 15$"):
-        images.decode_with_pillow(tiff(colours, 2))
-    np.testing.assert_array_equal(images.decode_with_pillow(tiff(16 * colours, 2)), colours >> 4)
+        pillow.decode_with_pillow(tiff(colours, 2))
+    np.testing.assert_array_equal(pillow.decode_with_pillow(tiff(16 * colours, 2)), colours >> 4)
 
 
 def test_a_tiff_of_two_bands_is_not_read_as_its_first() -> None:
     with pytest.raises(ValueError, match="two bands, of which Pillow reads one"):
-        images.decode_with_pillow(tiff(np.zeros((SIDE, SIDE, 2), np.uint8), 1))
+        pillow.decode_with_pillow(tiff(np.zeros((SIDE, SIDE, 2), np.uint8), 1))
 
 
 def test_what_uses_the_high_bits_or_is_black_needs_no_statement() -> None:
@@ -114,10 +114,10 @@ def test_what_uses_the_high_bits_or_is_black_needs_no_statement() -> None:
     for values in (bright, np.zeros_like(bright), np.where(bright > 0, 0, 1 << 14).astype(np.uint16)):
         want = np.repeat((values >> 8)[..., None], 3, axis=-1)
         for file in (grey(values, "PNG"), coloured_png(values), grey(values, "TIFF")):
-            read = images.decode_image if images.is_jpeg_or_png(file) else images.decode_with_pillow
+            read = images.decode_image if pillow.is_jpeg_or_png(file) else pillow.decode_with_pillow
             np.testing.assert_array_equal(read(file), want)
     np.testing.assert_array_equal(
-        images.decode_with_pillow(tiff(65535 - bright, 0)), images.decode_image(grey(bright, "PNG"))
+        pillow.decode_with_pillow(tiff(65535 - bright, 0)), images.decode_image(grey(bright, "PNG"))
     )
 
 
