@@ -30,7 +30,7 @@ def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
     photos = photo_folder.make(tmp_path / "photos")
-    shutil.copytree(photos / "sky", tmp_path / "more" / "clouds")
+    shutil.copytree(photos / "sky", tmp_path / "more" / "cloud")
     outputs = {}
     code = "\n".join(doc_blocks.blocks(PAGE.read_text(encoding="utf-8"), ""))
     for line in (line.removeprefix("$ ") for line in code.splitlines() if line.startswith("$ keras-vit")):
