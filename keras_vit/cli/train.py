@@ -44,6 +44,12 @@ def train(
     continue_from: Annotated[
         Path | None, Option(help="Folder of a run: start a new one from its weights, with its recipe and data.")
     ] = None,
+    add_to: Annotated[
+        Path | None, Option(help="Folder of a linear probe: add the classes and images of --data, without its images.")
+    ] = None,
+    without: Annotated[
+        list[str] | None, Option(help="With --add-to: a class to take out of the probe; may be repeated.")
+    ] = None,
     changes: Annotated[
         list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
     ] = None,
@@ -65,8 +71,20 @@ def train(
 
     needed = {"RECIPE": recipe, "--model NAME": model, "--data FOLDER (or --data digits)": data}
     missing = [name for name, value in needed.items() if value is None]
-    if missing and not continue_from:
-        raise typer.BadParameter(f"Missing {' and '.join(missing)}. Only --continue-from takes them from a run.")
+    if add_to or without:
+        others: dict[str, Any] = {"RECIPE": recipe, "--model": model, "--weights": weights, "--teacher": teacher}
+        others |= {"--continue-from": continue_from, "--set": changes, "--try": tried, "--mask-values": mask_values}
+        wrong = [name for name, value in others.items() if value]
+        wrong += [f"--{name.replace('_', '-')}" for name in given(**stated)]
+        if wrong or not add_to:
+            raise ValueError(
+                "--add-to FOLDER takes model, recipe and fields from that run, and --without needs it. Received: "
+                f"{', '.join(wrong) or '--without'}"
+            )
+    elif missing and not continue_from:
+        raise typer.BadParameter(
+            f"Missing {' and '.join(missing)}. Only --continue-from and --add-to take them from a run."
+        )
     if continue_from and not continue_from.is_dir():
         raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
     fields = given(**stated) | options.parse_fields(changes, "--set")
@@ -82,31 +100,32 @@ def train(
         found.config.replace(**chosen.config_changes(found.config))
     if teacher:
         options.find_model(teacher, accept_license=accept_license)
-    if continue_from:
-        folder = out or Path(f"{continue_from}-continued")
+    if continue_from or add_to:
+        folder = out or Path(f"{continue_from}-continued" if continue_from else f"{add_to}-added")
     else:
         name = f"{chosen.name if chosen else recipe}-{model}-{data}"
         folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with options.quiet():
         devices = training.strategy(strategy)
     arguments: dict[str, Any] = {
-        "model": model,
         "data": data,
         "out": folder,
-        "weights": weights,
-        "teacher": teacher,
         "strategy": devices,
         "data_dir": data_dir,
         "train_split": train_split,
         "eval_split": eval_split,
         "on_bad_image": on_bad_image,
-        "mask_values": mask_values,
         "progress": not as_json,
     }
+    of_run: dict[str, Any] = {"model": model, "weights": weights, "teacher": teacher, "mask_values": mask_values}
     if chosen and values:
-        options.print_result(training.try_values(chosen, values, **arguments), as_json)
+        options.print_result(training.try_values(chosen, values, **arguments, **of_run), as_json)
         return
-    result = training.run(chosen, continue_from=continue_from, changes=None if chosen else fields, **arguments)
+    if add_to:
+        result = training.add_classes(add_to, without=without or (), **arguments)
+    else:
+        changed = None if chosen else fields
+        result = training.run(chosen, continue_from=continue_from, changes=changed, **arguments, **of_run)
     if not as_json:
         options.echo(_result_line(result, folder))
         return

@@ -11,6 +11,7 @@ from .examination import examine as examine
 from .few_shots import few_shot as few_shot
 from .held_out import Best as Best
 from .loop import DivergedError as DivergedError
+from .more_classes import add_classes as add_classes
 from .planner import Plan as Plan
 from .planner import plan as plan
 from .strategies import strategy as strategy

@@ -39,7 +39,8 @@ MANIFEST = "manifest.json"
 FINAL_MODEL, BEST_MODEL = "model.keras", "best.keras"
 BEST_RECORD = "best.json"  # step and metrics of the best model
 LOG, PLOT, EVENTS = "log.jsonl", "plot.png", "tensorboard"
-RUN_FILES = (FINAL_MODEL, BEST_MODEL, BEST_RECORD, LOG, PLOT, EVENTS)
+SOLVED_PROBE = "probe.npz"  # what the head of a linear probe was solved from
+RUN_FILES = (FINAL_MODEL, BEST_MODEL, BEST_RECORD, LOG, PLOT, EVENTS, SOLVED_PROBE)
 _MISSING = "(not there)"  # in place of a fact
 # Errors of damaged files. TensorFlow compares each tensor with its CRC-32C when it reads it.
 DAMAGES = (tf.errors.OpError, ValueError, IndexError)

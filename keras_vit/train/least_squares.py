@@ -73,6 +73,10 @@ class Kept:
         kernel /= self._deviation[columns, None]
         return kernel, BIAS**2 * duals.sum(axis=0) - self._mean[columns] @ kernel
 
+    def equations(self, columns: Columns) -> dict[str, np.ndarray]:
+        """Return what `add_images` solves again from: the features that the fit reads, and the labels."""
+        return {"features": self._features[:, columns], "labels": self._labels}
+
     def _products(self, columns: Columns) -> np.ndarray:
         """Products of each two images, with that of the constant feature."""
         products = np.full((len(self._labels),) * 2, BIAS**2)
@@ -133,6 +137,10 @@ class Summed:
         self._held_out = self._held_out[0][:0], self._held_out[1][:0]
         return _Normal(self, columns).solve(l2)
 
+    def equations(self, columns: Columns) -> dict[str, np.ndarray]:
+        """Return what `add_images` solves again from, of all images after `head`: the sums that the fit reads."""
+        return {"products": self.products[np.ix_(columns, columns)], "sums": self.sums[:, np.append(columns, -1)]}
+
 
 Regressions: TypeAlias = Kept | Summed
 
@@ -173,6 +181,32 @@ def fit_head(features: npt.ArrayLike, labels: npt.ArrayLike, *, num_classes: int
     else:
         regressions = Kept(x, y, num_classes=num_classes)
     return regressions.head(np.arange(x.shape[1]), l2)
+
+
+def add_images(
+    sums: tuple[np.ndarray, np.ndarray] | None,
+    features: np.ndarray,
+    labels: np.ndarray,
+    *,
+    num_classes: int,
+    strength: float,
+) -> tuple[Head, dict[str, np.ndarray]]:
+    """Fit a head to images whose products and sums are known, if there are any, and to others; return the equations.
+
+    `num_classes` may be more than the sums have; `strength` is of the regularisation for each image.
+    """
+    columns = np.arange(features.shape[1])
+    regressions: Regressions
+    if sums is None and len(features) <= max(len(columns), MOST_FOLDED):
+        regressions = Kept(features, labels, num_classes=num_classes)
+    else:
+        known = Summed.empty(len(columns), num_classes)
+        if sums is not None:
+            known.products += sums[0]
+            known.sums[: len(sums[1])] += sums[1]
+        regressions = Summed(known.products, known.sums, held_out=(features, labels))
+    head = regressions.head(columns, strength * regressions.count)
+    return head, regressions.equations(columns)
 
 
 def draw_folds(labels: np.ndarray, seed: int) -> np.ndarray:

@@ -40,6 +40,7 @@ from keras_vit.train.least_squares import (
 )
 from keras_vit.train.log_files import Log
 from keras_vit.train.prepare import PrintLine
+from keras_vit.train.solved_probe import SolvedProbe, describe
 from keras_vit.train.stop import Stop, describe_wait, in_thread
 
 # What a message adds.
@@ -119,7 +120,7 @@ class Probe:
                 with stop.held():
                     checkpoints.save(int(self._done.numpy()))
             raise
-        metrics, history, temperature = ({}, [], None) if speed is None else self.fit(print_line)
+        metrics, history, temperature = ({}, [], None) if speed is None else self.fit(print_line, folder)
         if log:
             for line in history:
                 log.write(**line)
@@ -214,8 +215,11 @@ class Probe:
                 yield offset + split.count, None
             offset += split.count
 
-    def fit(self, print_line: PrintLine) -> tuple[dict[str, float], list[dict[str, Any]], float]:
-        """Set the head; return its metrics on held-out images ({} without any), the log's lines, the temperature."""
+    def fit(self, print_line: PrintLine, folder: str | None) -> tuple[dict[str, float], list[dict[str, Any]], float]:
+        """Set the head; return its metrics on held-out images ({} without any), the log's lines, the temperature.
+
+        The folder gets what the head was solved from.
+        """
         regressions, held_out, held_out_labels = self._regressions()
         config = self.model.config
         columns = {blocks: block_columns(config, blocks) for blocks in _numbers_of_blocks(self.recipe, config)}
@@ -232,6 +236,15 @@ class Probe:
             self.model = self.model.with_config(prepare.read_blocks(config, best.blocks))
         head, task = self.model.get_layer("head"), self.model.task
         head.set_weights([best.scale * kernel, best.scale * bias])
+        if folder is not None and self._weights is None:  # the weights of classes would change with their images
+            SolvedProbe(
+                regressions.equations(columns[best.blocks]),
+                (held_out[:, columns[best.blocks]], held_out_labels),
+                self._data.class_names,
+                best.strength,
+                best.scale,
+                describe(self.model, self.recipe.to_dict()),
+            ).write(folder)
         history: list[dict[str, Any]] = [
             {"step": number, **{f"fold_{name}": value for name, value in candidate._asdict().items()}}
             for number, candidate in enumerate(candidates, 1)

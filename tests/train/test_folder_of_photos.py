@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +30,12 @@ def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
     photos = photo_folder.make(tmp_path / "photos")
+    shutil.copytree(photos / "sky", tmp_path / "more" / "cloud")
     outputs = {}
     code = "\n".join(doc_blocks.blocks(PAGE.read_text(encoding="utf-8"), ""))
     for line in (line.removeprefix("$ ") for line in code.splitlines() if line.startswith("$ keras-vit")):
         _, *arguments = shlex.split(line.replace("$MODEL", "digits"), comments=True)  # what the page says offline
-        has_steps = arguments[0] == "train" and arguments[1] != "linear-probe"
+        has_steps = arguments[0] == "train" and arguments[1] not in ("linear-probe", "--add-to")
         quick = (*QUICK, *(SAME if "--try" in arguments else ())) if has_steps else ()
         outputs[line] = command_line.run(*arguments, *quick)
     evaluated = next(out for line, out in outputs.items() if "--split held-out" in line)
