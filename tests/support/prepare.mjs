@@ -1,8 +1,8 @@
 // Prepares pictures with the modules of examples/browser: node prepare.mjs FOLDER DTYPE [[HEIGHT, WIDTH], ...]
 // reads FOLDER/model and FOLDER/pixels (all pictures, four bytes a pixel), and writes FOLDER/prepared.
 import { readFileSync, writeFileSync } from "node:fs";
-import { prepare } from "../examples/browser/image.js";
-import { preprocessing } from "../examples/browser/metadata.js";
+import { prepare } from "../../examples/browser/image.js";
+import { preprocessing } from "../../examples/browser/metadata.js";
 
 const [folder, dtype, sizes] = process.argv.slice(2);
 const { image_size, ...fields } = preprocessing(new Uint8Array(readFileSync(`${folder}/model`)));
