@@ -1,5 +1,6 @@
 """Compute embeddings or classes of images in batches, in this process or on a Ray cluster."""
 
+import abc
 import ctypes
 import functools
 import itertools
@@ -52,8 +53,8 @@ class Batch(NamedTuple):
     errors: list[str | None]
 
 
-class BaseWorker:
-    """What writes output files, whichever way the values of a batch are computed. `dtype` is that of the values.
+class BaseWorker(abc.ABC):
+    """Write output files; subclasses prepare and compute the images of a batch. `dtype` is that of the values.
 
     `model` prepares single images and names classes; `width` is the number of values of an image.
     """
@@ -84,13 +85,13 @@ class BaseWorker:
         """Number of batches that are prepared at a time."""
         return os.cpu_count() or 1
 
+    @abc.abstractmethod
     def _compute(self, images: np.ndarray) -> np.ndarray:
         """Compute the values of a batch, float32 (batch_size, width)."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _prepare_images(self, files: list[bytes]) -> Iterator[np.ndarray | Exception]:
         """Prepare image files, or yield the errors of those that cannot be read."""
-        raise NotImplementedError
 
     def run(self, folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
         """Write output files; yield the number of images in each batch."""

@@ -45,8 +45,8 @@ class Prediction(NamedTuple):
     probability: float
 
 
-class Kept(NamedTuple):
-    """What needs all images at once: metrics, which stand before the others, those of classes, and the calibration."""
+class WholeSetMetrics(NamedTuple):
+    """Metrics that need all images at once: the first ones, those of each class, and the calibration."""
 
     metrics: Mapping[str, float] = {}
     by_class: Mapping[str, Mapping[str, float]] = {}
@@ -132,9 +132,9 @@ class Task(Protocol):
         """Tensors (batch, ...) of a batch that `from_kept` needs of all images at once; [] if sums are enough."""
         return []
 
-    def from_kept(self, kept: Sequence[np.ndarray]) -> Kept:
+    def from_kept(self, kept: Sequence[np.ndarray]) -> WholeSetMetrics:
         """Measure what no sums tell, from what `kept` returned of all images."""
-        return Kept()
+        return WholeSetMetrics()
 
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Compute the answer of a server, TensorFlow tensors, from the model's "features" and its output."""
@@ -364,11 +364,11 @@ class Classification(Task):
         probabilities = tf.reduce_max(getattr(tf.nn, self.probabilities)(logits), axis=1)
         return [probabilities, *(tf.cast(values > 0, tf.float32) for values in (right, tf.reduce_sum(targets, axis=1)))]
 
-    def from_kept(self, kept: Sequence[np.ndarray]) -> Kept:
+    def from_kept(self, kept: Sequence[np.ndarray]) -> WholeSetMetrics:
         """See `Task`; images without a label are left out."""
         probabilities, are_right, are_labelled = kept
         used = are_labelled > 0
-        return Kept(calibration=Calibration.measure(probabilities[used], are_right[used]))
+        return WholeSetMetrics(calibration=Calibration.measure(probabilities[used], are_right[used]))
 
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Compute "classes" and "scores", the `top` best of each image, and the "probabilities" of all classes."""
@@ -478,7 +478,7 @@ class SeveralLabels(Classification):
 
         return [tf.cast(output, tf.float32), targets]
 
-    def from_kept(self, kept: Sequence[np.ndarray]) -> Kept:
+    def from_kept(self, kept: Sequence[np.ndarray]) -> WholeSetMetrics:
         """Compute the mean of the classes' average precision, of those that have images; none without any."""
         output, targets = kept
         names = label_lists.distinct(self.class_names() or [str(number) for number in range(self.num_classes)])
@@ -487,7 +487,7 @@ class SeveralLabels(Classification):
             for k, (name, images) in enumerate(zip(names, targets.sum(axis=0), strict=True))
         }
         found = [each["average_precision"] for each in by_class.values() if each["images"]]
-        return Kept({"mean_average_precision": float(np.mean(found))} if found else {}, by_class)
+        return WholeSetMetrics({"mean_average_precision": float(np.mean(found))} if found else {}, by_class)
 
 
 def _right_answers(logits: Any, targets: Any) -> Any:

@@ -308,7 +308,7 @@ class Recipe(Checked):
 
     @property
     def probabilities(self) -> str:
-        """What makes probabilities of the result's logits, as in ViTConfig: what its head is trained with."""
+        """Function from the result's logits to probabilities, "softmax" or "sigmoid", as in ViTConfig."""
         return "sigmoid" if self.objective == "sigmoid" else "softmax"
 
     def replace(self, **changes: Any) -> Recipe:

@@ -239,19 +239,11 @@ def evaluate(
         >>> print(result)
         arrays, evaluation, 360 images of 10 classes: top-1 99.17% (357 of 360), top-5 100.00%, cross-entropy 0.0...
     """
-    return measure(
-        model,
-        data,
-        split=split,
-        batch_size=batch_size,
-        labels=labels,
-        strategy=strategy,
-        preprocessing=preprocessing,
-        data_dir=data_dir,
-        on_bad_image=on_bad_image,
-        mask_values=mask_values,
-        progress=progress,
-    ).evaluation
+    request = sources.DataRequest(
+        data=data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, mask_values=mask_values
+    )
+    options: Any = {"labels": labels, "strategy": strategy, "preprocessing": preprocessing, "progress": progress}
+    return measure(model, request, batch_size=batch_size, **options).evaluation
 
 
 class Measured(NamedTuple):
@@ -266,17 +258,13 @@ class Measured(NamedTuple):
 
 
 def measure(
-    model: keras.Model,
-    data: Any,
+    model: keras.Model | FileModel,
+    request: sources.DataRequest,
     *,
-    split: str | None = None,
-    batch_size: int = 64,
+    batch_size: int,
     labels: str | None = None,
     strategy: str | tf.distribute.Strategy = "auto",
     preprocessing: Preprocessing | None = None,
-    data_dir: str | os.PathLike[str] | None = None,
-    on_bad_image: str = "skip",
-    mask_values: str | Sequence[int | str] | None = None,
     progress: bool = False,
     keeps_outputs: bool = False,
 ) -> Measured:
@@ -287,9 +275,6 @@ def measure(
     if labels is not None:
         one_of("labels", labels, LABELS)
     check_counts(batch_size=batch_size)
-    request = sources.DataRequest(
-        data=data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, mask_values=mask_values
-    )
     opened, held_out, task, classes = open_held_out(model, request)
     several = tasks.of_labels(task, several=opened.multi_label and labels != "real")
     labels = labels or ("single" if several is task else "several")

@@ -289,7 +289,8 @@ def examine(
     devices = choose_strategy(model, strategy)
     if strategies.has_workers(devices):
         raise ValueError("examine runs on one machine. Received: a strategy of several workers")
-    found = measure(model, opened, batch_size=batch_size, strategy=devices, progress=progress, keeps_outputs=True)
+    request = sources.DataRequest(data=opened)
+    found = measure(model, request, batch_size=batch_size, strategy=devices, progress=progress, keeps_outputs=True)
     assert found.output is not None and found.targets is not None
     held_out, indices, logits, labels = found.split, found.indices, found.output, found.targets.argmax(axis=1)
     shares, predicted = task.exported_output("probabilities", logits), logits.argmax(axis=1)

@@ -20,7 +20,7 @@ from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import BEST_MODEL, BEST_RECORD, as_os_error, read_file, remove, replace_file
-from keras_vit.train.data.split import Data
+from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.evaluation import Measured, measure, replicate
 from keras_vit.train.memory import evaluation_batch
 from keras_vit.train.step import TrainState
@@ -112,7 +112,7 @@ class HeldOut:
         labels = "real" if is_softmax else None  # None: as the head says
         measured = measure(
             self._model,
-            self._data,
+            DataRequest(data=self._data),
             batch_size=self._batch_size,
             labels=labels,
             strategy=state.strategy,

@@ -24,7 +24,7 @@ DAMAGES = (tf.errors.OpError, OSError, ValueError, LookupError, TypeError, EOFEr
 
 @dataclass(frozen=True)
 class SolvedProbe:
-    """What a linear probe was solved from, without its images; features are those that the head reads."""
+    """Equations and held-out features of a solved linear probe, without images; features are the head's input."""
 
     equations: Mapping[str, np.ndarray]  # of all training images
     held_out: Fold

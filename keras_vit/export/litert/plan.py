@@ -16,7 +16,7 @@ Norms = Literal["float", "int16"]
 
 @dataclass(frozen=True, kw_only=True)
 class FilePlan:
-    """What a file has and how it is stored. It follows from the options of `export.tflite`, the mode and the model."""
+    """Contents and storage of a file; they follow from the options of `export.tflite`, the mode and the model."""
 
     batch: int | None = 1  # None: any number
     input_dtype: str = "float32"  # prepared images, or "uint8" for pixels
