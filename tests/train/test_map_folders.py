@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,10 @@ def test_depth_is_read_in_metres(tmp_path: Path) -> None:
     np.save(folder / "train/depth/01.npy", exact)
     expected = map_folders.metres(map_folders.scene(np.random.default_rng(0), map_folders.SIZES[0])[1])
     for divided in (1.0, 0.5):
-        data = open_data(folder)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            data = open_data(folder)
+        assert ("1000 per metre" in str([one.message for one in caught])) == (divided == 1)
         assert isinstance(data.task, Depth)
         first, second = labels(data)
         np.testing.assert_allclose(first, expected / divided)

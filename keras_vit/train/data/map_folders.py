@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.text import abbreviated, escaped, needs_extra, text_lines
+from keras_vit._util.text import abbreviated, escaped, needs_extra, text_lines, warn
 from keras_vit.converters.containers import check_npy
 from keras_vit.dense.map_tasks import IGNORED, Depth, Segmentation
 from keras_vit.model.images import read_header, upright_sides
@@ -146,7 +146,8 @@ def _read_masks(folder: str, image_lists: Sequence[ImageList | None], request: D
 
 
 def _read_depths(folder: str, image_lists: Sequence[ImageList | None]) -> _Maps:
-    read = functools.partial(read_depth, scale=_depth_scale(folder))
+    has_png = any(str(name).endswith(".png") for image_list in image_lists if image_list for name in image_list.labels)
+    read = functools.partial(read_depth, scale=_depth_scale(folder, is_needed=has_png))
     tallies = [_tally(image_list, read, count_metres, most=MOST_MAPS) for image_list in image_lists]
     return _Maps(read, Depth(), (), tallies)
 
@@ -239,8 +240,14 @@ def _class_names(folder: str) -> tuple[str, ...] | None:
     return names
 
 
-def _depth_scale(folder: str) -> float:
+def _depth_scale(folder: str, *, is_needed: bool) -> float:
+    """Read the values per metre; without the file they are taken for millimetres, with a warning where it matters."""
     text = _read_lines(f"{folder}/{DEPTH_SCALE}")
+    if text is None and is_needed:
+        warn(
+            f"keras_vit: {escaped(folder)} has no {DEPTH_SCALE}: the values of depth/*.png are taken for millimetres, "
+            "1000 per metre. Write the number per metre into this file"
+        )
     try:
         scale = MILLIMETRES if text is None else float(" ".join(text))
     except ValueError:
