@@ -120,16 +120,6 @@ def field_rules(cls: type) -> dict[str, Rule]:
     return {name: Rule.from_type(hints[name]) for name in names}
 
 
-def option(default: Any, help: str, **how: Any) -> Any:
-    """Describe a field that is an option of a command: its default, the text of `--help`, and `flag` or `is_size`."""
-    return dataclasses.field(default=default, metadata={"help": help, **how})
-
-
-def option_names(cls: type) -> tuple[str, ...]:
-    """Names of a dataclass's fields that `option` describes."""
-    return tuple(field.name for field in dataclasses.fields(cls) if "help" in field.metadata)
-
-
 @functools.cache
 def _required(cls: Any) -> list[str]:
     if is_typeddict(cls):

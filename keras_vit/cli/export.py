@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import option_names
+from keras_vit._util.fields import option_names
 from keras_vit._util.files import check_folder_path, check_results, record_results
 from keras_vit._util.progress import print_line
 from keras_vit._util.text import text_lines

@@ -21,6 +21,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import Rule, expand_home, field_rules, given
+from keras_vit._util.fields import option_help
 from keras_vit._util.files import image_files
 from keras_vit._util.text import GRAPH_NAMES, error_reason, printable, warn
 
@@ -205,26 +206,26 @@ def takes(*options: inspect.Parameter) -> Callable[[Callable[..., None]], Callab
 
 
 def field_options(cls: type, *names: str, **complete: Complete) -> list[inspect.Parameter]:
-    """Describe the options of these names that `checks.option` describes in a dataclass, for `takes`.
+    """Describe the options of these names that `fields.option` describes in a dataclass, for `takes`.
 
     `complete` has the functions that complete their values in a shell. 0 stands for None where the default is another
     number.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    return [_field_option(fields[name], field_rules(cls)[name], complete.get(name)) for name in names]
+    return [_field_option(cls, fields[name], field_rules(cls)[name], complete.get(name)) for name in names]
 
 
-def _field_option(field: Any, rule: Rule, complete: Complete | None) -> inspect.Parameter:
-    how, default = field.metadata, field.default
+def _field_option(cls: type, field: Any, rule: Rule, complete: Complete | None) -> inspect.Parameter:
+    how, default, help = field.metadata, field.default, option_help(cls, field.name)
     kind: Any = float if rule.is_float else rule.kinds[0] if rule.kinds in ((bool,), (int,)) else str
     flag = how.get("flag", f"--{field.name.replace('_', '-')}")
     if how.get("is_size"):
-        described = Option(flag, help=how["help"], callback=parse_size)
+        described = Option(flag, help=f"{help} Such as 384 or 384x512.", metavar="PIXELS", callback=parse_size)
     elif object in rule.kinds:  # anything: checked where it is used
-        described = Option(flag, help=how["help"], autocompletion=complete)
+        described = Option(flag, help=help, autocompletion=complete)
     else:
         has_zero = kind is int and rule.is_optional and default is not None
-        described = checked(rule, how["help"], flag, has_zero=has_zero, complete=complete)
+        described = checked(rule, help, flag, has_zero=has_zero, complete=complete)
     kind = kind if default is not None else kind | None
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, described]

@@ -141,7 +141,7 @@ def show(
 
     The numbers are for the recommended weights, at their resolution or at --image-size. A file has no card.
     """
-    from keras_vit.model.config import name_of
+    from keras_vit.model.architectures import name_of
     from keras_vit.zoo import cards, catalogue
     from keras_vit.zoo.pretrained import resolve
 

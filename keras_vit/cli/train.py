@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import given, option_names
+from keras_vit._util.checks import given
+from keras_vit._util.fields import option_names
 from keras_vit.cli import options
 from keras_vit.train._recipe import SLOTS, Recipe
 

@@ -11,8 +11,7 @@ from keras_vit._util.checks import Count, NonNegative, Positive, WholeNumber
 from keras_vit._util.text import nearest
 from keras_vit.converters.config_json import keras_errors
 from keras_vit.converters.containers import find_weights, is_keras_file, read_keras_config
-from keras_vit.model.config import ViTConfig
-from keras_vit.model.config_groups import Group, label_conflicts
+from keras_vit.model.config import Group, ViTConfig, label_conflicts
 
 # Fusion width and the widths of the four maps for each hidden_size, as in Depth Anything (arXiv 2406.09414). Other
 # sizes get the shares of the hidden_size that "small" has.

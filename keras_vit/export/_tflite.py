@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path
+from keras_vit._util.fields import documented_by
 from keras_vit._util.files import check_results, record_results, temporary_path
 from keras_vit.errors import VerificationError
 from keras_vit.export import samples
@@ -41,6 +42,7 @@ Result = TypeVar("Result")
 SAFER_MODES = ("dynamic", "float16")
 
 
+@documented_by(Options)
 def tflite(
     model: keras.Model,
     path: str | os.PathLike[str],
@@ -67,39 +69,17 @@ def tflite(
     """Write a LiteRT file with the signature `image` -> `logits`, run it, and compare it with the model.
 
     `image` is (batch, height, width, channels); `logits`, without a head `features`, are float32 as the model's output.
+    More arguments: the fields of `keras_vit.export.modes.Options`.
 
     Args:
         model: a VisionTransformer, a DenseModel, or another functional Keras model with one image input, one output
             and layers that each have a writer. The error of another model shows the lines that convert it.
         path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
-        quantize: name of a mode ("none", "float16", "dynamic", "int8", "int16x8", "int4"), or a path to your own .toml
-            file (see converters/README.md). None for the device's, or "dynamic".
-        device: "cpu", "gpu" or "npu" (Qualcomm's) chooses `quantize` and `patches` where these are None, and refuses
-            what it cannot run. `Report.device` says what was chosen and why. None leaves them to the mode.
         calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything
             that `model.preprocess` takes. Fixed ranges and "int4" need them, and "dynamic" files become more exact.
             Outliers are looked for on a few of them, else on built-in patterns.
         verify: images, as above, on which file and model are compared. None takes built-in patterns, or in a mode that
             needs calibration the calibration images, which is optimistic: pass held-out images.
-        batch: number of images in a call; None for any number.
-        image_size: int or (height, width) in pixels, if another than the model's: position embeddings are interpolated.
-        patch_size: int or (height, width) in pixels, if another than the model's, as for `model.resized`.
-        input_dtype: "float32" for prepared images, "uint8" for pixels from 0 to 255, which the file scales itself.
-        source_size: int or (height, width) of pixels that the file resizes itself; needs `input_dtype="uint8"`.
-        resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
-        output: "logits" or "probabilities"; of a DenseModel "logits" or "classes", uint8 (batch, height, width), the
-            best class of every pixel at the image's size. Depth is always "depth".
-        attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block
-            (the mean of several).
-        patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, for NPUs without SPACE_TO_DEPTH)
-            to embed patches; None for what mode and device need. Patches that are not square or do not cover the image
-            are convolutions.
-        labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
-        least_cosine: lowest mean cosine similarity of the images' outputs, and of the differences between images, with
-            the model's, -1 to 1; None for the mode's. With fewer than 10 classes and 16 or more images of yours, a
-            quantized file may have a mean cosine down to 0.9 if it agrees with the model.
-        least_agreement: least share of images with the same best class or a near tie, 0 to 1; None for the mode's.
-        threads: number of threads on which the file is timed.
         progress: whether to show progress bars.
 
     Returns:

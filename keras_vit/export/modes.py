@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from keras_vit._util import files
-from keras_vit._util.checks import Count, as_python, field_rules, given, option, option_names, pair, table_problems
+from keras_vit._util.checks import Count, as_python, field_rules, given, pair, table_problems
+from keras_vit._util.fields import documented, option, option_names
 from keras_vit._util.text import nearest
 from keras_vit.export.litert.operators import (
     FLOAT32,
@@ -303,37 +304,56 @@ DeviceName = Literal["cpu", "gpu", "npu"]
 # ---- options of a file
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of `export.tflite` and `keras-vit export`, as users give them; `plan` says what follows from them."""
 
-    quantize: Any = option(
-        None, "A mode (none, float16, dynamic, int8 ...) or a .toml file; default: the device's, or dynamic."
-    )
-    device: DeviceName | None = option(None, "Choose mode and patches for a processor: cpu, gpu or npu.")
-    batch: Count | None = option(1, "Images per call; 0: any number.")  # None in Python
-    image_size: Any = option(None, "Pixels: 384 or HEIGHTxWIDTH.", is_size=True)
-    patch_size: Any = option(None, "Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.", is_size=True)
-    input_dtype: Literal["float32", "uint8"] = option(
-        "float32", "float32 (preprocessed images) or uint8 (pixels).", flag="--input"
-    )
-    source_size: Any = option(None, "Size of the images that the file resizes itself.", is_size=True)
-    resize: Literal["exact", "builtin"] = option("exact", "Resize method: exact (as preprocess) or builtin.")
-    output: Literal["logits", "probabilities", "classes"] = option(
-        "logits", "logits or probabilities; of a DenseModel logits or classes."
-    )
-    attention: bool = option(False, "Also output the class token's attention.")
-    patches: Patches | None = option(
-        None, "How patches are embedded: dense or convolution; default: as mode and device need it."
-    )
-    labels: Any = option(None, "A list of the zoo, or a text file with one class per line.")
-    least_cosine: Cosine | None = option(
-        None, "Least cosine similarity, also of differences between images; default: the mode's."
-    )
-    least_agreement: Fraction | None = option(
-        None, "Least share of images with the same best class or a near tie; default: the mode's."
-    )
-    threads: Count = option(2, "Threads for timing the file.")
+    quantize: Any = option(None)
+    """Mode ("none", "float16", "dynamic", "int8", "int16x8" or "int4") or a .toml file of your own; by default the
+    device's, or "dynamic". converters/README.md describes the files.
+    """
+    device: DeviceName | None = option(None)
+    """Processor, "cpu", "gpu" or "npu" (Qualcomm's), for which mode and patches are chosen. What it cannot run is
+    refused. `Report.device` says what was chosen and why. None leaves both to the mode.
+    """
+    batch: Count | None = option(1)
+    """Images in a call; any number with 0 on the command line, None in Python."""
+    image_size: Any = option(None, is_size=True)
+    """Pixels, if others than the model's. Position embeddings are interpolated."""
+    patch_size: Any = option(None, is_size=True)
+    """Pixels of a patch, if others than the model's, as for `model.resized`."""
+    input_dtype: Literal["float32", "uint8"] = option("float32", flag="--input")
+    """Kind of images: "float32" (prepared), or "uint8" (pixels from 0 to 255, which the file scales itself)."""
+    source_size: Any = option(None, is_size=True)
+    """Pixels of the images that the file resizes itself. Needs uint8 images."""
+    resize: Literal["exact", "builtin"] = option("exact")
+    """How it resizes them: "exact" as `model.preprocess`, "builtin" by the runtime's bilinear kernel."""
+    output: Literal["logits", "probabilities", "classes"] = option("logits")
+    """Kind of output: "logits" or "probabilities", of a DenseModel "logits" or "classes". Classes are uint8 (batch,
+    height, width), the best of every pixel at the image's size. Depth is always "depth".
+    """
+    attention: bool = option(False)
+    """Whether to add the output `attention` (batch, heads, patches), the class token's in the last block. Of several
+    class tokens it is the mean.
+    """
+    patches: Patches | None = option(None)
+    """How patches are embedded: "dense" or "convolution"; by default as mode and device need it. "dense" is
+    SPACE_TO_DEPTH and a dense layer, "convolution" CONV_2D, for NPUs without SPACE_TO_DEPTH. Patches that are not
+    square or do not cover the image are convolutions.
+    """
+    labels: Any = option(None)
+    """Class names, which apps read from the file: a list of zoo/labels, or a file with one in each line; by default the
+    model's. Python takes the names, too.
+    """
+    least_cosine: Cosine | None = option(None)
+    """Least mean cosine similarity with the model, also of differences between images; by default the mode's. With
+    fewer than 10 classes and 16 or more images of yours, a quantized file may have 0.9 if it agrees with the model.
+    """
+    least_agreement: Fraction | None = option(None)
+    """Least share of images with the same best class or a near tie, 0 to 1; by default the mode's."""
+    threads: Count = option(2)
+    """Threads on which the file is timed."""
 
     @property
     def target(self) -> Device | None:

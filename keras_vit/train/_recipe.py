@@ -25,10 +25,10 @@ from keras_vit._util.checks import (
     as_path,
     field_rules,
     given,
-    option,
     pair,
     table_problems,
 )
+from keras_vit._util.fields import documented, option
 from keras_vit._util.text import suggestion, warn
 from keras_vit.model.config import ViTConfig, check_fields
 
@@ -49,100 +49,12 @@ _NOT_IN_CONFIG = {
 }
 
 
+@documented
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Recipe(Checked):
     """All settings of a training run except the model and the data. Frozen; `replace` makes a changed copy.
 
     NumPy's numbers are converted to Python's, lists to tuples.
-
-    Args:
-        name: name of the recipe; for a file, its name without ".toml".
-        source: where its values were published, and which values differ from the publication.
-        notes: caveats for users.
-
-        start: initial weights where the model is given by name: "pretrained" or "scratch".
-        objective: "softmax", "sigmoid" (independent classes), "silog" (depth), "masked_patch" (paper, appendix B.1.2),
-            "distill" (the classes of a teacher) or "distill_features" (its features).
-        steps: number of updates; either these or `epochs`.
-        epochs: number of passes over the training data, above 0; may be a fraction.
-        batch_size: images per update, over all replicas.
-        accumulation: number of micro-batches that an update is computed in; divides `batch_size`. "auto" takes the
-            fewest that fit into the memory of the device.
-        seed: seed of all random numbers, an integer from 0 to 2**64 - 1.
-
-        image_size: int or (height, width); None keeps that of the model.
-        config: other fields of ViTConfig to change, such as dropout_rate or stochastic_depth.
-            `representation_size = "hidden_size"` stands for the width of the model's tokens.
-        reset_head: whether to replace the head by zeros and remove the pre_logits layer, as the official fine-tuning;
-            "auto" does so unless model and data have the same class names, in any order.
-        head: the head for maps that a model without one gets, as `dense.segmenter` has them; None for none.
-        max_depth: the largest distance of that head in metres, for maps of depth.
-        freeze: patterns with wildcards of variables that are not trained, such as "embedding/*".
-        train_only: what is trained beside a head: "norms" (gains and shifts, LayerScale's too), "biases", "lora", and
-            patterns of variable paths; empty for everything, or with `lora_rank` for LoRA. `freeze` takes from these.
-        lora_rank: rank of the updates (LoRA, arXiv 2106.09685) that the kernels of `lora_targets` get; 0 for none. They
-            are added to the kernels of the results.
-        lora_targets: names of layers inside the blocks, such as "query", "value" and "dense1".
-        linear_probe: whether to train the head only.
-        layers: number of last blocks whose class tokens and mean patches a new head reads, or with "least_squares" the
-            most that it may read; 1 for the model's own feature.
-        head_start: a new head begins with "zeros", or with the "probe": the head of least squares that linear-probe
-            finds. Then step 0 is evaluated too, and the result is the model of the best evaluation. A head that is not
-            trained becomes, after the last step, the mean of itself and of one that is solved for the trained features.
-        ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
-        label_smoothing: share of each label that is spread over all classes, in [0, 1).
-        calibrate: whether the head of every result that says softmax is divided by a temperature, the one with the
-            least cross-entropy on the held-out images (arXiv 1706.04599). The best class stays the same. Evaluations
-            measure the model with it.
-        class_weights: "balanced" for labels / (classes * labels of the class), as scikit-learn; a list with the weight
-            of each class, from 0; or a table by the names, or numbers, of classes, with 1 for all others. They multiply
-            the losses of images, or of pixels of maps, as Keras' `fit(class_weight=)`, or the squares of
-            "least_squares". None weighs all labels equally.
-
-        temperature: that the logits of "distill" are divided by, above 0.
-        teacher_size: size that the teacher sees, int or (height, width); None for its own, or on a CPU the model's if
-            that is smaller.
-        hard_targets: whether "distill" takes the teacher's best class as a label instead of its probabilities.
-        label_weight: share of the data's labels in the loss of "distill", in [0, 1).
-        patch_weight: weight of the patches' loss in "distill_features", beside 1 for the whole image's.
-
-        optimizer: "sgd" (with momentum), "adamw", or "least_squares": with linear_probe, a head in closed form.
-        learning_rate: the highest of the schedule, above 0.
-        momentum: momentum of "sgd", in [0, 1).
-        beta1: decay of the first moment of "adamw", in [0, 1).
-        beta2: decay of the second moment of "adamw", in [0, 1).
-        epsilon: epsilon of "adamw", added to the root of the second moment, after the bias correction of both moments.
-        momentum_dtype: dtype of the stored momentum (first moment): "float32" or "bfloat16".
-        weight_decay: weight decay of variables called kernel, decoupled from the gradient (AdamW).
-        weight_decay_independent: whether the decay follows the schedule only, not also `learning_rate` (big_vision).
-        clip_norm: largest global norm of the gradient; None for no limit.
-        layer_decay: learning rate of a block divided by that of the next one, in (0, 1] (BEiT).
-
-        schedule: "cosine" to 0, "linear" to `linear_end`, or "constant".
-        warmup_steps: number of updates in which the learning rate rises linearly from 0; None for none.
-        warmup_fraction: the same as a share of all updates, in [0, 1); give one of the two.
-        linear_end: last learning rate of "linear", from 0 to `learning_rate`.
-
-        crop: "inception" (random area and aspect ratio), "random", "resize" (the whole image) or "none" (no change).
-        crop_resize: side in pixels that an image is resized to before a "random" crop.
-        min_area: smallest share of the image that an "inception" crop keeps, in (0, 1].
-        flip: whether to mirror half of the images.
-        shift: largest random translation, as a share of the sides, in [0, 1).
-        randaugment_layers: number of RandAugment operations per image, 0 for none.
-        randaugment_magnitude: strength of RandAugment, on a scale of 10; the papers go up to 20.
-        mixup: parameter of mixup's Beta distribution, 0 for no mixup.
-
-        precision: "float32" or "mixed_bfloat16".
-        xla: True compiles the whole step, False nothing, "auto" the whole step (on a CPU: between matrix products).
-        remat: whether to recompute blocks in the backward pass, which halves the memory.
-        steps_per_call: updates per call of the compiled function.
-
-        checkpoint_steps: updates from one checkpoint to the next; None saves none by steps.
-        checkpoint_minutes: minutes from one checkpoint to the next; None saves none by time.
-        keep: number of checkpoints that are kept.
-        eval_steps: updates from one evaluation to the next; None evaluates at the end only, "auto" about ten times in a
-            run, with at least 10 updates between and at most a tenth of the arithmetic of training.
-        log_steps: updates from one line of the log to the next.
 
     Raises:
         ValueError: A field is not valid; the message names all invalid fields.
@@ -153,76 +65,171 @@ class Recipe(Checked):
     """
 
     name: str
+    """Name of the recipe; for a file, its name without ".toml"."""
     source: str = ""
+    """Where its values were published, and which values differ from the publication."""
     notes: tuple[str, ...] = ()
+    """Caveats for users."""
 
     start: Literal["pretrained", "scratch"] = "pretrained"
+    """Initial weights where the model is given by name: "pretrained" or "scratch"."""
     objective: Literal["softmax", "sigmoid", "silog", "masked_patch", "distill", "distill_features"] = "softmax"
-    steps: Count | None = option(None, "Number of updates.")
+    """What is learned: "softmax", "sigmoid" (independent classes), "silog" (depth), "masked_patch" (paper, appendix
+    B.1.2), "distill" (the classes of a teacher) or "distill_features" (its features).
+    """
+    steps: Count | None = option(None)
+    """Number of updates; either these or `epochs`."""
     epochs: Positive | None = None
+    """Number of passes over the training data, above 0; may be a fraction."""
     batch_size: Count
+    """Images per update, over all replicas."""
     accumulation: Count | Literal["auto"] = 1
+    """Number of micro-batches that an update is computed in; divides `batch_size`. "auto" takes the fewest that fit
+    into the memory of the device.
+    """
     seed: Annotated[int, f"[0, {2**64})"] = 0
+    """Seed of all random numbers, an integer from 0 to 2**64 - 1."""
 
-    image_size: int | tuple[int, int] | None = option(None, "Pixels: 384 or HEIGHTxWIDTH.", is_size=True)
+    image_size: int | tuple[int, int] | None = option(None, is_size=True)
+    """Pixels, an int or (height, width); by default those of the model."""
     config: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of ViTConfig to change, such as dropout_rate or stochastic_depth. `representation_size =
+    "hidden_size"` stands for the width of the model's tokens.
+    """
     reset_head: Literal[True, False, "auto"] = False
+    """Whether to replace the head by zeros and remove the pre_logits layer, as the official fine-tuning; "auto" does so
+    unless model and data have the same class names, in any order.
+    """
     head: Literal["linear", "multiscale", "dpt"] | None = None
+    """The head for maps that a model without one gets, as `dense.segmenter` has them; None for none."""
     max_depth: Positive | None = None
+    """Largest distance in metres of a head for depth."""
     freeze: tuple[str, ...] = ()
+    """Patterns with wildcards of variables that are not trained, such as "embedding/*"."""
     train_only: tuple[str, ...] = ()
+    """What is trained beside a head: "norms" (gains and shifts, LayerScale's too), "biases", "lora", and patterns of
+    variable paths; empty for everything, or with `lora_rank` for LoRA. `freeze` takes from these.
+    """
     lora_rank: WholeNumber = 0
+    """Rank of the updates (LoRA, arXiv 2106.09685) that the kernels of `lora_targets` get; 0 for none. They are added
+    to the kernels of the results.
+    """
     lora_targets: tuple[str, ...] = ("query", "value")
+    """Names of layers inside the blocks, such as "query", "value" and "dense1"."""
     linear_probe: bool = False
+    """Whether to train the head only."""
     layers: Count = 1
+    """Number of last blocks whose class tokens and mean patches a new head reads, or with "least_squares" the most that
+    it may read; 1 for the model's own feature.
+    """
     head_start: Literal["zeros", "probe"] = "zeros"
+    """A new head begins with "zeros", or with the "probe": the head of least squares that linear-probe finds. Then step
+    0 is evaluated too, and the result is the model of the best evaluation. A head that is not trained becomes, after
+    the last step, the mean of itself and of one that is solved for the trained features.
+    """
     ema_decay: Annotated[float, "(0, 1)"] | None = None
+    """Decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average."""
     label_smoothing: Share = 0.0
+    """Share of each label that is spread over all classes, in [0, 1)."""
     calibrate: bool = True
+    """Whether the head of every result that says softmax is divided by a temperature, the one with the least
+    cross-entropy on the held-out images (arXiv 1706.04599). The best class stays the same. Evaluations measure the
+    model with it.
+    """
     class_weights: Literal["balanced"] | tuple[NonNegative, ...] | Mapping[str, NonNegative] | None = None
+    """Weight of each class: "balanced" for labels / (classes * labels of the class), as scikit-learn; a list with the
+    weight of each class, from 0; or a table by the names, or numbers, of classes, with 1 for all others. They multiply
+    the losses of images, or of pixels of maps, as Keras' `fit(class_weight=)`, or the squares of "least_squares". None
+    weighs all labels equally.
+    """
 
     temperature: Positive = 1.0
+    """What the logits of "distill" are divided by, above 0."""
     teacher_size: int | tuple[int, int] | None = None
+    """Pixels that the teacher sees; None for its own size, or on a CPU the model's if that is smaller."""
     hard_targets: bool = False
+    """Whether "distill" takes the teacher's best class as a label instead of its probabilities."""
     label_weight: Share = 0.0
+    """Share of the data's labels in the loss of "distill", in [0, 1)."""
     patch_weight: NonNegative = 1.0
+    """Weight of the patches' loss in "distill_features", beside 1 for the whole image's."""
 
     optimizer: Literal["sgd", "adamw", "least_squares"]
+    """Rule of the updates: "sgd" (with momentum), "adamw", or "least_squares": with linear_probe, a head in closed
+    form.
+    """
     learning_rate: Positive
+    """Highest learning rate of the schedule, above 0."""
     momentum: Share = 0.9
+    """Momentum of "sgd", in [0, 1)."""
     beta1: Share = 0.9
+    """Decay of the first moment of "adamw", in [0, 1)."""
     beta2: Share = 0.999
+    """Decay of the second moment of "adamw", in [0, 1)."""
     epsilon: NonNegative = 1e-8
+    """Epsilon of "adamw", added to the root of the second moment, after the bias correction of both moments."""
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the stored momentum (first moment): "float32" or "bfloat16"."""
     weight_decay: NonNegative = 0.0
+    """Weight decay of variables called kernel, decoupled from the gradient (AdamW)."""
     weight_decay_independent: bool = False
+    """Whether the decay follows the schedule only, not also `learning_rate` (big_vision)."""
     clip_norm: Positive | None = None
+    """Largest global norm of the gradient; None for no limit."""
     layer_decay: PositiveShare = 1.0
+    """Learning rate of a block divided by that of the next one, in (0, 1] (BEiT)."""
 
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Course of the learning rate after the warm-up: "cosine" to 0, "linear" to `linear_end`, or "constant"."""
     warmup_steps: WholeNumber | None = None
+    """Number of updates in which the learning rate rises linearly from 0; None for none."""
     warmup_fraction: Share | None = None
+    """The same as a share of all updates, in [0, 1); give one of the two."""
     linear_end: NonNegative = 1e-5
+    """Last learning rate of "linear", from 0 to `learning_rate`."""
 
     crop: Literal["inception", "random", "resize", "none"] = "inception"
+    """Part of an image that is taken: "inception" (random area and aspect ratio), "random", "resize" (the whole image)
+    or "none" (no change).
+    """
     crop_resize: Count | None = None
+    """Side in pixels that an image is resized to before a "random" crop."""
     min_area: PositiveShare = 0.05
+    """Smallest share of the image that an "inception" crop keeps, in (0, 1]."""
     flip: bool = True
+    """Whether to mirror half of the images."""
     shift: Share = 0.0
+    """Largest random translation, as a share of the sides, in [0, 1)."""
     randaugment_layers: WholeNumber = 0
+    """Number of RandAugment operations per image, 0 for none."""
     randaugment_magnitude: NonNegative = 0.0
+    """Strength of RandAugment, on a scale of 10; the papers go up to 20."""
     mixup: NonNegative = 0.0
+    """Parameter of mixup's Beta distribution, 0 for no mixup."""
 
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
+    """Policy of the computation: "float32" or "mixed_bfloat16"."""
     xla: Literal[True, False, "auto"] = "auto"
+    """What is compiled: True compiles the whole step, False nothing, "auto" the whole step (on a CPU: between matrix
+    products).
+    """
     remat: bool = False
+    """Whether to recompute blocks in the backward pass, which halves the memory."""
     steps_per_call: Count = 1
+    """Updates per call of the compiled function."""
 
     checkpoint_steps: Count | None = None
+    """Updates from one checkpoint to the next; None saves none by steps."""
     checkpoint_minutes: Positive | None = 10.0
+    """Minutes from one checkpoint to the next; None saves none by time."""
     keep: Count = 3
+    """Number of checkpoints that are kept."""
     eval_steps: Count | Literal["auto"] | None = "auto"
+    """Updates from one evaluation to the next; None evaluates at the end only, "auto" about ten times in a run, with at
+    least 10 updates between and at most a tenth of the arithmetic of training.
+    """
     log_steps: Count = 10
+    """Updates from one line of the log to the next."""
 
     # No setting: the set of fields that were changed after the recipe was read; None for a recipe that was not read.
     changed: Any = field(default=None, repr=False, compare=False)

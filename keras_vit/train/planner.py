@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from keras_vit._util.checks import check_counts, given
 from keras_vit._util.text import byte_size
-from keras_vit.model.config import ViTConfig, canonical_name
+from keras_vit.model.architectures import canonical_name
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count, symbolic_model
 from keras_vit.model.layers import ResNetRoot, ResNetUnit
 from keras_vit.model.vision_transformer import HEADS

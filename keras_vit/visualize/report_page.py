@@ -17,8 +17,9 @@ from keras_vit._util.files import check_results, writing_result
 from keras_vit._util.html import COLOURS
 from keras_vit._util.progress import timed, track
 from keras_vit._util.text import byte_size, needs_extra, scaled
+from keras_vit.model.architectures import name_of
 from keras_vit.model.classify import check_outputs, single_images
-from keras_vit.model.config import ViTConfig, name_of
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize import attention, tokens, weights

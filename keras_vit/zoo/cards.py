@@ -17,7 +17,8 @@ from keras_vit._util.text import nearest
 from keras_vit.errors import CardError
 from keras_vit.errors import UnknownModelError as UnknownModelError
 from keras_vit.model import labels
-from keras_vit.model.config import Preprocessing, ViTConfig, architecture_fields, canonical_name, check_fields
+from keras_vit.model.architectures import architecture_fields, canonical_name
+from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 
 NOT_PUBLISHED = "not published"
 MOST_ROWS = 10  # weights of a card that are printed

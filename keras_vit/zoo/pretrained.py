@@ -15,7 +15,8 @@ from keras_vit._util.checks import as_path, given
 from keras_vit._util.text import warn
 from keras_vit.errors import CheckpointError, FileUnavailableError, UnknownModelError
 from keras_vit.model import labels
-from keras_vit.model.config import Preprocessing, ViTConfig, canonical_name, check_fields
+from keras_vit.model.architectures import canonical_name
+from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.zoo.cards import Card, Weights, alias, card, select
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from PIL import Image
 
 from command_line import fails, run
 from keras_vit import cli, converters, digits, export, zoo
-from keras_vit._util.checks import option_names
+from keras_vit._util.fields import option_names
 from keras_vit._util.text import byte_size
 from keras_vit.cli import options as cli_options
 from keras_vit.export import _saved_model

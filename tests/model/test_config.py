@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from keras_vit import position
-from keras_vit.model.config import HYBRIDS, POSITION_METHODS, SIZES, Preprocessing, ViTConfig, check_fields
+from keras_vit.model.architectures import HYBRIDS, SIZES
+from keras_vit.model.config import POSITION_METHODS, Preprocessing, ViTConfig, check_fields
 from keras_vit.model.vision_transformer import VisionTransformer
 from tiny_models import FAMILIES, VARIANTS, tiny
 

@@ -1,6 +1,7 @@
 """The exact number of parameters of every official model, as in the published files; test_plan.py compares them."""
 
-from keras_vit.model.config import SIZES, ViTConfig
+from keras_vit.model.architectures import SIZES
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
 
 

@@ -9,7 +9,7 @@ from keras_vit import zoo
 from keras_vit._util import files
 from keras_vit.errors import UnknownModelError
 from keras_vit.model import labels
-from keras_vit.model.config import SIZES, architecture_fields, canonical_name
+from keras_vit.model.architectures import SIZES, architecture_fields, canonical_name
 from keras_vit.zoo import cards, catalogue, pretrained
 from keras_vit.zoo.cards import Accuracy, Weights, families, read_family
 
