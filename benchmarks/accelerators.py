@@ -25,9 +25,9 @@ import numpy as np
 import keras_vit
 from keras_vit import digits
 from keras_vit.export import samples
-from keras_vit.export.accelerators import run_on_gpu
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from compiled_model import run_on_gpu
 from outlier_models import images, score
 
 MODES = ("none", "float16", "dynamic", "int4", "int8", "int16x8")
@@ -86,8 +86,8 @@ def measured(path: Path, shown: np.ndarray, expected: np.ndarray) -> Iterator[st
     """Yield the cells of a file: CPU, GPU, operators that the GPU takes."""
     yield f"{score(expected, keras_vit.export.runner(path)(shown)):8.4f}"
     try:
-        run, accelerated = run_on_gpu(path, shown[:ON_GPU])
-        yield f"{score(expected[:ON_GPU], run.outputs['logits']):8.4f}  {accelerated.taken}/{accelerated.of}".ljust(22)
+        run, taken, of = run_on_gpu(path, shown[:ON_GPU])
+        yield f"{score(expected[:ON_GPU], run.outputs['logits']):8.4f}  {taken}/{of}".ljust(22)
     except ValueError as error:
         print(error, file=sys.stderr)
         yield f"{'refused':>8}".ljust(22)

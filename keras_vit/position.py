@@ -289,19 +289,6 @@ def cubic(distance: Any, *, a: float, xp: Any = np) -> Any:
     return xp.select([x <= 1, x < 2], [near, far])
 
 
-def lanczos3(distance: Any, *, xp: Any = np) -> Any:
-    """Sinc kernel of three lobes."""
-    return xp.where(xp.abs(distance) < 3, xp.sinc(distance) * xp.sinc(distance / 3), 0.0)
-
-
-# Interpolation of images -> kernel, and the distance at which it ends.
-IMAGE_KERNELS: dict[str, tuple[Callable[..., Any], int]] = {
-    "bilinear": (triangle, 1),
-    "bicubic": (functools.partial(cubic, a=-0.5), 2),
-    "lanczos3": (lanczos3, 3),
-}
-
-
 # Method -> function (new side, old side) -> matrix that interpolates one axis. All methods are separable.
 _MATRICES: dict[str, Callable[[int, int], Matrix]] = {
     "official": _official,

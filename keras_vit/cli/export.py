@@ -12,8 +12,8 @@ from keras_vit._util.files import check_folder_path, check_results, record_resul
 from keras_vit._util.progress import print_line
 from keras_vit._util.text import text_lines
 from keras_vit.cli import options
-from keras_vit.export.accelerators import PHONE_ACCELERATORS
 from keras_vit.export.modes import Options
+from keras_vit.export.phone import ACCELERATORS
 
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
@@ -125,9 +125,8 @@ def verify(
         ),
     ] = None,
     accelerator: Annotated[
-        str,
-        options.choice(PHONE_ACCELERATORS, "Where to run a .tflite file: cpu or gpu; for --outputs also npu."),
-    ] = "cpu",
+        str | None, options.choice(ACCELERATORS, "Of --outputs, those of the phone's cpu (default), gpu or npu.")
+    ] = None,
     inputs: Annotated[
         Path | None, Option(help="Also write up to ten images into this folder, for examples/android/check.sh.")
     ] = None,

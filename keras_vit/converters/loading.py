@@ -113,15 +113,11 @@ def load_opened(
     return model
 
 
-_TOLD: set[Path] = set()  # files whose size is reported
-
-
 def _report_size(checkpoint: Checkpoint) -> None:
     """Warn if the processor beside a file crops images to another size; transformers then resizes the positions."""
     path, size = checkpoint.container.path, checkpoint.config.size
     crop = read_crop(path)
-    if crop is not None and crop != size and path not in _TOLD:
-        _TOLD.add(path)
+    if crop is not None and crop != size:
         warn(
             f"keras_vit: {path.parent.name}/{path.name} is loaded for images of {size[0]} x {size[1]} pixels, as its "
             f"position embeddings; its preprocessor_config.json crops {crop[0]} x {crop[1]}. Choose with "

@@ -21,6 +21,7 @@ from keras_vit.converters.config_json import (
     check_keras_facts,
     fitting_labels,
     keras_errors,
+    plain_arguments,
     read_beside,
     saved_arguments,
 )
@@ -103,7 +104,7 @@ class Checkpoint(NamedTuple):
 
 @contextlib.contextmanager
 def open_checkpoint(
-    path: str | os.PathLike[str],
+    file: Path,
     *,
     facts: Mapping[str, Any] | None = None,
     format: str | os.PathLike[str] | None = None,
@@ -111,13 +112,12 @@ def open_checkpoint(
     expected: Mapping[str, Any] | None = None,
     wanted_size: Any = None,
 ) -> Iterator[Checkpoint]:
-    """Open a checkpoint, a file or a folder with the weights and a config.json, for a `with` statement.
+    """Open the checkpoint whose weights are in a file (see `find_weights`), for a `with` statement.
 
     `facts` are fields of ViTConfig, and `adapters.FACTS`, that the file cannot state; `which` chooses one of several
     models. `expected` (fields of the architecture that the caller expects) and `wanted_size` (the image size the caller
     wants) are used only where nothing else states them.
     """
-    file = find_weights(path)
     check_folder(file)
     with open_files(file) as container:
         found = find_model(container, tables_of(format), which, is_format_known=format is not None)
@@ -351,9 +351,9 @@ def _position_prefix(shapes: Shapes, fields: Mapping[str, Any]) -> bool:
     if "position_prefix" in fields or "position/embedding" not in shapes:
         return bool(fields.get("position_prefix", True))
     rows = math.prod(shapes["position/embedding"][:-1])
-    prefix = _probe(fields, position_prefix=True).num_prefix_tokens
+    prefix = _with_any_size(fields, position_prefix=True).num_prefix_tokens
     if fields.get("image_size") is not None:
-        height, width = _probe(fields, image_size=fields["image_size"]).grid
+        height, width = _with_any_size(fields, image_size=fields["image_size"]).grid
         return rows != height * width
     if prefix and not (_is_square(rows) or _is_square(rows - prefix)):
         raise CheckpointError(_no_square(f"position embedding {shapes[POSITION]}"))
@@ -374,7 +374,7 @@ def _check_grid(shapes: Shapes, fields: Mapping[str, Any], known_fields: KnownFi
     is_known = fields.get("image_size") is not None or "image_size" in known_fields.expected or not any(tables)
     if is_known or known_fields.image_size is None:
         return
-    rows, columns = _probe(fields, image_size=known_fields.image_size).grid
+    rows, columns = _with_any_size(fields, image_size=known_fields.image_size).grid
     if rows != columns:
         raise CheckpointError(
             f"does not say the grid of its positions, and {rows} x {columns} patches are wanted, which are no square: "
@@ -387,8 +387,8 @@ def _check_stated_size(shapes: Shapes, fields: Mapping[str, Any], table: Table, 
     rows = math.prod(shapes.get(POSITION, ())[:-1])
     if table.json is None or table.json.is_resized or POSITION not in shapes or fields.get("image_size") != stated:
         return
-    patches = math.prod(_probe(fields, image_size=stated).grid)
-    if rows - patches not in (0, 1, _probe(fields).num_prefix_tokens):
+    patches = math.prod(_with_any_size(fields, image_size=stated).grid)
+    if rows - patches not in (0, 1, _with_any_size(fields).num_prefix_tokens):
         raise CheckpointError(
             f"has {rows} positions, but its {table.json.file} says image_size {stated!s:.80}, of "
             f"{min(patches, 10**18)} patches: it describes other weights. Put the right one beside them, or pass "
@@ -404,26 +404,26 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
     if fields.get("image_size") is not None:
         return fields["image_size"]
     mixed, rows = shapes.get(_TOKEN_KERNEL, ())[:1], shapes.get("position/embedding", ())[:-1]
-    probe = _probe(fields)
+    any_size = _with_any_size(fields)
     if not (mixed or rows) and fields["relative_bias"] != "none" and fields["relative_bias_mlp_dim"] is None:
-        offsets = _bias_shape(shapes)[0] - position.bias_rows((1, 1), probe.num_prefix_tokens) + 1
+        offsets = _bias_shape(shapes)[0] - position.bias_rows((1, 1), any_size.num_prefix_tokens) + 1
         if not _is_square(offsets) or offsets % 2 == 0:
             raise CheckpointError(_no_square(f"table of {offsets} relative biases"))
-        rows = (((math.isqrt(offsets) + 1) // 2) ** 2 + probe.position_prefix_tokens,)
+        rows = (((math.isqrt(offsets) + 1) // 2) ** 2 + any_size.position_prefix_tokens,)
     if not (mixed or rows):
         if wanted is None:
             raise CheckpointError("has no position embedding to tell its resolution: pass image_size=")
         return wanted
     # A token MLP has an input for every token.
-    tokens = mixed[0] - probe.num_prefix_tokens if mixed else math.prod(rows) - probe.position_prefix_tokens
+    tokens = mixed[0] - any_size.num_prefix_tokens if mixed else math.prod(rows) - any_size.position_prefix_tokens
     if not _is_square(tokens):
         name = f"token MLP for {mixed[0]} tokens" if mixed else f"position embedding {shapes['position/embedding']}"
         raise CheckpointError(_no_square(name))
     side = math.isqrt(tokens)
-    return side * probe.stride[0], side * probe.stride[1]
+    return side * any_size.stride[0], side * any_size.stride[1]
 
 
-def _probe(fields: Mapping[str, Any], **changes: Any) -> ViTConfig:
+def _with_any_size(fields: Mapping[str, Any], **changes: Any) -> ViTConfig:
     """Make a config for its derived properties only; its image is large enough for every patch."""
     return ViTConfig(**{**fields, "image_size": 2**20, **changes})
 
@@ -504,8 +504,19 @@ def read_config(
         with open_checkpoint(file, facts=to_facts(config), format=format, which=which, **wanted) as checkpoint:
             return checkpoint.written
     check_keras_facts(config=config, format=format, which=which)
+    found, has_maps = read_keras_model(file)
+    if has_maps:
+        raise CheckpointError(f"{file} has a model of maps: keras_vit.dense.load opens it")
+    return found
+
+
+def read_keras_model(file: Path) -> tuple[ViTConfig, bool]:
+    """Read the config of a model saved as .keras and False, or of a DenseModel its backbone's config and True."""
+    values = read_keras_config(file)
     with keras_errors(file):
-        return ViTConfig(**saved_arguments(read_keras_config(file))["config"])
+        has_maps = values.get("registered_name") == "keras_vit>DenseModel"
+        stored = plain_arguments(values["config"]["backbone"], "DenseModel") if has_maps else saved_arguments(values)
+        return ViTConfig(**stored["config"]), has_maps
 
 
 def detect(path: str | os.PathLike[str]) -> str:

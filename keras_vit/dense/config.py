@@ -9,9 +9,7 @@ from typing import Any, Literal, Self
 from keras_vit._util import files
 from keras_vit._util.checks import Count, NonNegative, Positive, WholeNumber
 from keras_vit._util.text import nearest
-from keras_vit.converters.config_json import keras_errors
-from keras_vit.converters.containers import find_weights, is_keras_file, read_keras_config
-from keras_vit.model.config import Group, ViTConfig, label_conflicts
+from keras_vit.model.config import Group, label_conflicts
 
 # Fusion width and the widths of the four maps for each hidden_size, as in Depth Anything (arXiv 2406.09414). Other
 # sizes get the shares of the hidden_size that "small" has.
@@ -220,15 +218,3 @@ def fetch_card(name: str, *, accept_license: bool) -> list[Path]:
     check_license(f"{folder}model.safetensors", name, card.license, card.terms, is_accepted=accept_license)
     beside = [fetch(folder + file) for file in ("config.json", "preprocessor_config.json")]
     return [fetch(f"{folder}model.safetensors"), *beside]
-
-
-def read_backbone_config(path: Path) -> ViTConfig | None:
-    """Read the backbone's config of a stored DenseModel, from headers; None for other files."""
-    file = find_weights(path)
-    if not is_keras_file(file):
-        return None
-    values = read_keras_config(file)
-    with keras_errors(file):
-        if values.get("registered_name") != "keras_vit>DenseModel":
-            return None
-        return ViTConfig(**values["config"]["backbone"]["config"])

@@ -25,7 +25,7 @@ from keras_vit.converters.facts import KnownFields
 from keras_vit.converters.source import check_size
 from keras_vit.converters.table import Table, fields_of_rows, load_table
 from keras_vit.converters.wrappers import find_formats, find_model
-from keras_vit.dense.config import MapConfig, fetch_card, read_backbone_config
+from keras_vit.dense.config import MapConfig, fetch_card
 from keras_vit.dense.fields import (
     IMAGENET,
     PILLOW_BICUBIC,
@@ -51,6 +51,8 @@ def load_stored(path: Path, changes: Mapping[str, Any], *, allow_nonfinite: bool
         raise ValueError(f"A DenseModel can change its image_size only. Received: {', '.join(sorted(others))}")
     file = find_weights(path)
     values = read_keras_config(file)
+    if values.get("registered_name") != "keras_vit>DenseModel":
+        raise CheckpointError(f"{file} does not contain a DenseModel")
     with keras_errors(file), KerasContainer(file) as weights:
         backbone = plain_arguments(values["config"]["backbone"], "DenseModel")
         config = ViTConfig(**backbone["config"])
@@ -162,7 +164,11 @@ def load(
     name = as_path(path, "path")
     file = find_weights(name) if Path(name).exists() else fetch_card(name, accept_license=accept_license)[0]
     if is_keras_file(file):
-        return _load_keras(file, backbone, allow_nonfinite=allow_nonfinite)
+        if backbone is not None:
+            raise ValueError(
+                "backbone is for a file that holds only a head. Received: a .keras file, which has its own"
+            )
+        return load_stored(file, {}, allow_nonfinite=allow_nonfinite)
     if isinstance(backbone, str | os.PathLike):
         backbone = _load_backbone(Path(backbone))
     stated = given(blocks=blocks, max_depth=max_depth)
@@ -180,14 +186,6 @@ def load(
             return _load_whole(container, head, prefix, stated)
         except CheckpointError as error:
             raise CheckpointError(f"{file} {str(error).removeprefix(f'{file} ')}") from error
-
-
-def _load_keras(file: Path, backbone: Any, *, allow_nonfinite: bool) -> DenseModel:
-    if backbone is not None:
-        raise ValueError("backbone is for a file that holds only a head. Received: a .keras file, which has its own")
-    if read_backbone_config(file) is None:
-        raise CheckpointError(f"{file} does not contain a DenseModel")
-    return load_stored(file, {}, allow_nonfinite=allow_nonfinite)
 
 
 def _load_backbone(path: Path) -> VisionTransformer:

@@ -375,8 +375,8 @@ class Options:
         """Say which mode, input and patches were chosen for the device, and why."""
         if self.target is None:
             return None
-        given = "" if self.quantize is None else f" (given; by default {self.target.quantize})"
-        chosen = f"{mode.name}{given}, {self.input_dtype} images, {self.chosen_patches(mode)} patches"
+        stated = "" if self.quantize is None else f" (given; by default {self.target.quantize})"
+        chosen = f"{mode.name}{stated}, {self.input_dtype} images, {self.chosen_patches(mode)} patches"
         return f"for {self.device}: {chosen}. {self.target.quantize}: {self.target.why}"
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 from keras_vit._util import html
 from keras_vit._util.checks import json_able
 from keras_vit._util.text import byte_size
-from keras_vit.export.accelerators import Accelerated
+from keras_vit.export.phone import Accelerated
 
 NOT_COMPARED = (
     "not compared: the model gives the same output for all of them, as a new head of zeros does. The file gives it "

@@ -15,7 +15,6 @@ from keras_vit._util.checks import as_path, given
 from keras_vit._util.progress import timed, track
 from keras_vit.errors import VerificationError as VerificationError
 from keras_vit.export import samples
-from keras_vit.export.accelerators import check_accelerator, read_inputs, read_outputs, run_on_gpu, write_inputs
 from keras_vit.export.exported import (
     BATCH,
     ExportedModel,
@@ -26,6 +25,7 @@ from keras_vit.export.exported import (
     read_structure,
 )
 from keras_vit.export.modes import Mode, implied_scale, implied_sqnr, load_mode
+from keras_vit.export.phone import read_inputs, read_outputs, write_inputs
 from keras_vit.export.report import Report
 from keras_vit.export.sizes import find_size_problems
 from keras_vit.model import task as tasks
@@ -114,12 +114,12 @@ def verify(
             yours, a quantized file may have a mean cosine down to 0.9 if it agrees with the model.
         least_agreement: least share of images with the same best class or a near tie, 0 to 1. None for the mode's, or 0
             on the built-in patterns, whose classes mean little, and for a phone's outputs.
-        accelerator: "gpu" to run a .tflite file on the GPU by LiteRT's CompiledModel, and on the CPU what the GPU
-            refuses; `Report.accelerated` says which. "cpu" or None for the CPU. Of the outputs of a phone also "npu".
+        accelerator: of `outputs`, those of the phone's "cpu", "gpu" or "npu"; None for the CPU's.
         inputs: folder into which the images are written too, for examples/android/check.sh, which runs a .tflite file
             on a phone.
         outputs: such a folder, with the phone's outputs. These are compared with the model's for the same images, and
-            the file does not run here but for one image, which shows its outputs.
+            the file does not run here but for one image, which shows its outputs. `Report.accelerated` says which
+            operators the accelerator took.
         threads: number of threads for a .tflite file.
         progress: whether to show a progress bar.
 
@@ -130,8 +130,7 @@ def verify(
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
             dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded or run, images or labels do not fit, there is no such accelerator, or a
-            phone's outputs are incomplete.
+        ValueError: the file cannot be loaded or run, images or labels do not fit, or a phone's outputs are incomplete.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -144,8 +143,8 @@ def verify(
     path = Path(as_path(path, "path"))
     task = tasks.of_model(model)
     given_mode = mode if isinstance(mode, Mode | None) else load_mode(mode)
-    if accelerator is not None:
-        check_accelerator(accelerator, path, is_phone=outputs is not None)
+    if accelerator is not None and outputs is None:
+        raise ValueError(f"accelerator is for the outputs= of a phone. Received: {accelerator!r:.200} without them")
     if outputs is not None and (images is not None or inputs is not None):
         raise ValueError("outputs= are compared on the images in its folder. Received: images or inputs= too")
     structure = read_structure(path) if path.is_file() else None
@@ -160,14 +159,11 @@ def verify(
         write_inputs(Path(inputs), file, file_images)
     if structure is not None:
         _raise_problems(path, find_size_problems(path, model, given_mode, file_images.shape[1:3]))
-    accelerated = device = None
+    on_phone = None
     if outputs is not None:
         example, num_operators = file.call(file_images[:1]), 0 if structure is None else structure.num_operators
-        run, accelerated, device = read_outputs(Path(outputs), accelerator or "cpu", example, num_operators)
-        received, milliseconds = run.outputs, run.milliseconds
-    elif accelerator == "gpu":
-        run, accelerated = run_on_gpu(path, file_images)
-        received, milliseconds = run.outputs, run.milliseconds
+        on_phone = read_outputs(Path(outputs), accelerator or "cpu", example, num_operators)
+        received, milliseconds = on_phone.outputs, on_phone.milliseconds
     else:
         received, milliseconds = _run(file, file_images, progress)
     broken = [name for name, values in received.items() if not np.isfinite(values).all()]
@@ -181,10 +177,10 @@ def verify(
         bytes=sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file()),
         **compare(task, expected, received),
         milliseconds=milliseconds,
-        threads=None if accelerated else file.threads,
+        threads=None if on_phone else file.threads,
         mode=stored if given_mode is None else given_mode.name,
-        device=device,
-        accelerated=accelerated,
+        device=None if on_phone is None else on_phone.device,
+        accelerated=None if on_phone is None else on_phone.accelerated,
         model_accuracy=model_accuracy,
         accuracy=accuracy,
     )
@@ -199,7 +195,7 @@ def verify(
         **given(cosine=least_cosine, agreement=least_agreement),
     )
     is_small = structure is not None and report.bytes <= BUILTIN_BYTES
-    if file.call_builtin is not None and is_small and accelerated is None and outputs is None:
+    if file.call_builtin is not None and is_small and on_phone is None:
         limits = [chosen_mode.thresholds["sqnr"], *([] if least_cosine is None else [implied_sqnr(least_cosine)])]
         _check_builtin(path, file, file_images, received, least_sqnr=min(limits))
     takes_files = file.call_files is not None and file.dtype == "float32" and hasattr(model, "preprocess")

@@ -1,5 +1,6 @@
 """Resize and crop images in NumPy as `preprocess` does in TensorFlow: a plan, a matrix for each side, products."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +113,19 @@ def is_height_first(source: Any, size: Any) -> Any:
     return (removed_rows > 0) & (removed_rows > 2 * removed_columns)
 
 
+def _lanczos3(distance: Any, *, xp: Any = np) -> Any:
+    """Sinc kernel of three lobes."""
+    return xp.where(xp.abs(distance) < 3, xp.sinc(distance) * xp.sinc(distance / 3), 0.0)
+
+
+# Interpolation of images -> kernel, and the distance at which it ends.
+_KERNELS: dict[str, tuple[Callable[..., Any], int]] = {
+    "bilinear": (position.triangle, 1),
+    "bicubic": (functools.partial(position.cubic, a=-0.5), 2),
+    "lanczos3": (_lanczos3, 3),
+}
+
+
 def pillow_weights(
     new: Any,
     old: Any,
@@ -126,7 +140,7 @@ def pillow_weights(
     The weights are float64 (pixels, new), and `PILLOW_ONE` is 1. Who rounds them, half to even, has Pillow's, with
     which sums of bytes are exact. In a graph `xp`, `arange` and `cast` are TensorFlow's.
     """
-    kernel, reach = position.IMAGE_KERNELS[interpolation]
+    kernel, reach = _KERNELS[interpolation]
     scale = cast(old, "float64") / cast(new, "float64")
     widening = xp.maximum(scale, 1.0)
     centers = (arange(new, dtype="float64") + 0.5) * scale
@@ -153,7 +167,7 @@ def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
         return _area(new, old) if method == "area" else _nearest(new, old)
     if method == "bicubic" and not antialias:
         return _bicubic(new, old)
-    kernel = position.IMAGE_KERNELS[method][0]
+    kernel = _KERNELS[method][0]
     if method == "bilinear" and not antialias:  # as resize_bilinear_op.cc (TensorFlow), which repeats the border
         return position.kernel_matrix(_centers(new, old), old, kernel, widening=1.0)
     # As scale_and_translate_op.cc (TensorFlow), which computes places in float32.

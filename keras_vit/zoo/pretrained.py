@@ -314,19 +314,15 @@ def _create(config: ViTConfig, dtype: Any) -> VisionTransformer:
 
 def _open_keras(file: Path, expected: ViTConfig | None, changes: Mapping[str, Any], **file_facts: Any) -> OpenModel:
     """Read the config of a .keras file, which states everything itself."""
-    from keras_vit import converters
-    from keras_vit.dense.config import read_backbone_config
+    from keras_vit.converters.config_json import check_keras_facts
+    from keras_vit.converters.source import read_keras_model
 
-    if expected is None and (backbone := read_backbone_config(file)) is not None:
-        from keras_vit.converters.config_json import check_keras_facts
-
-        check_keras_facts(**file_facts)
-        load = functools.partial(_load_maps, file, changes)
-        return OpenModel(config=backbone.replace(**changes), load=load, has_maps=True)
-    config = converters.read_config(file, **file_facts)
+    check_keras_facts(**file_facts)
+    config, has_maps = read_keras_model(file)
     if expected is not None:
         _check_architecture(file, config, expected)
-    return OpenModel(config=config.replace(**changes), load=functools.partial(_load_keras, file, changes))
+    load = functools.partial(_load_maps if has_maps else _load_keras, file, changes)
+    return OpenModel(config=config.replace(**changes), load=load, has_maps=has_maps)
 
 
 def _load_maps(file: Path, changes: Mapping[str, Any], dtype: Any) -> DenseModel:

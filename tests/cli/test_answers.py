@@ -16,7 +16,6 @@ import keras_vit
 import keras_vit.cli
 from keras_vit import VisionTransformer, dense, digits, zoo
 from keras_vit._util import text
-from keras_vit.export import litert
 from tiny_models import built, prepared, tiny
 
 
@@ -44,7 +43,6 @@ def test_what_a_newcomer_tries_is_answered() -> None:
         (lambda: keras_vit.text.load("SigLIP2-B/16"), FileNotFoundError, "keras_vit.zoo.text_encoder(name)"),
         (lambda: keras_vit.export.tflite(built(), "x.tflite", verify=False), ValueError, "built-in patterns"),
         (lambda: keras_vit.export.saved_model(built(), "x", verify=False), ValueError, "built-in patterns"),
-        (lambda: litert(built(), "x"), TypeError, "keras_vit.export.tflite(model, path)"),  # type: ignore[operator]
     ):
         assert words in message(function, kind)
     assert not np.any(np.asarray(zoo.load("digits", weights="none").get_layer("head").kernel))

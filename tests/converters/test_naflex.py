@@ -74,7 +74,7 @@ def test_a_naflex_vit_of_timm_has_the_numbers_of_the_fixed_one(tmp_path: Path) -
         tensors | {"embeds.pos_embed": positions[:, :8].reshape(1, 2, 4, -1)}, tmp_path / "naflex" / "model.safetensors"
     )
     assert converters.load(tmp_path / "naflex", image_size=(16, 32)).config.grid == (2, 4)
-    with open_checkpoint(tmp_path / "naflex") as checkpoint:
+    with open_checkpoint(tmp_path / "naflex" / "model.safetensors") as checkpoint:
         assert checkpoint.config.grid == (2, 4)  # the file has positions on two axes
     with pytest.raises(CheckpointError, match="only read"):
         converters.save(found, tmp_path / "back", format="timm_naflex")

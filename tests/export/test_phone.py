@@ -15,8 +15,8 @@ from PIL import Image
 
 from keras_vit import VisionTransformer, digits, export, zoo
 from keras_vit.errors import VerificationError
-from keras_vit.export.accelerators import Accelerated
 from keras_vit.export.exported import load_exported
+from keras_vit.export.phone import Accelerated
 from places import ROOT
 
 pytest.importorskip("ai_edge_litert")
@@ -151,8 +151,10 @@ def test_folders_that_do_not_fit_are_refused(written: tuple[VisionTransformer, P
         export.verify(model, path, inputs=folder)
     with pytest.raises(ValueError, match="Received: images or inputs"):
         export.verify(model, path, digits.load().test_images[:1], outputs=folder)
-    with pytest.raises(ValueError, match="'npu' with the outputs= of a phone"):
+    with pytest.raises(ValueError, match="is for the outputs= of a phone. Received: 'npu'"):
         export.verify(model, path, accelerator="npu")
+    with pytest.raises(ValueError, match="accelerator must be one of .*'npu'.*Received: 'tpu'"):
+        export.verify(model, path, outputs=folder, accelerator="tpu")
     export.tflite(model, tmp_path / "two.tflite", batch=2)
     with pytest.raises(ValueError, match=r"batch 1. Received: \(2, "):
         export.verify(model, tmp_path / "two.tflite", inputs=tmp_path / "phone")

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_eomt
 from PIL import Image
 
+import eomt_cases
 import image_kinds
 import picture_kinds
 from keras_vit import VisionTransformer, dense, digits, errors, export, text, zoo
@@ -201,14 +201,14 @@ def test_an_image_is_squeezed_only_with_a_warning(tmp_path: Path) -> None:
 
 def test_segments_are_the_official_ones(tmp_path: Path) -> None:
     name = "eomt_1"
-    windows = test_eomt.with_windows(test_eomt.FOLDER / name, tmp_path / "windows")
-    expected, pictures = arrays(test_eomt.FOLDER / name / "reference.npz"), arrays(test_eomt.FOLDER / "images.npz")
+    windows = eomt_cases.with_windows(eomt_cases.FOLDER / name, tmp_path / "windows")
+    expected, pictures = arrays(eomt_cases.FOLDER / name / "reference.npz"), arrays(eomt_cases.FOLDER / "images.npz")
     files = [
         exported(dense.load(folder), tmp_path / f"{i}.tflite", quantize="none")
-        for i, folder in enumerate((test_eomt.FOLDER / name, windows))
+        for i, folder in enumerate((eomt_cases.FOLDER / name, windows))
     ]
     whole = [values for key, values in sorted(pictures.items()) if values.dtype == np.uint8]
-    test_eomt.check_segments(*files, whole, expected, ties=0.01)
+    eomt_cases.check_segments(*files, whole, expected, ties=0.01)
 
 
 # ---- threads, batches and errors
@@ -320,7 +320,7 @@ def test_nothing_needs_tensorflow_or_keras(tmp_path: Path) -> None:
     exported(zoo.load("digits", num_classes=0), tmp_path / "features.tflite")
     backbone = randomised(VisionTransformer(tiny(num_classes=0)))
     exported(dense.DenseModel(backbone, dense.MapConfig(**HEADS["classes"])), tmp_path / "maps.tflite", quantize="none")
-    exported(dense.load(test_eomt.FOLDER / "eomt_1"), tmp_path / "segments.tflite", quantize="none")
+    exported(dense.load(eomt_cases.FOLDER / "eomt_1"), tmp_path / "segments.tflite", quantize="none")
     text.tflite(zoo.text_encoder("digits"), tmp_path / "text.tflite")
     (tmp_path / "script.py").write_text(WITHOUT_TENSORFLOW)
     done = subprocess.run(

@@ -83,7 +83,7 @@ def folders() -> list[Path]:
 def is_image_model(folder: Path) -> bool:
     """Whether converters.load reads a folder: some have a text tower alone, or a head for maps."""
     try:
-        with warnings.catch_warnings(action="ignore"), open_checkpoint(folder):
+        with warnings.catch_warnings(action="ignore"), open_checkpoint(find_weights(folder)):
             return True
     except CheckpointError:
         return False
@@ -275,7 +275,7 @@ def references() -> list[Path]:
 
 def has_unknown(folder: Path) -> bool:
     """Whether converters.load refuses a folder for a tensor that is not known, such as the queries of an EoMT."""
-    with warnings.catch_warnings(action="ignore"), open_checkpoint(folder) as checkpoint:
+    with warnings.catch_warnings(action="ignore"), open_checkpoint(find_weights(folder)) as checkpoint:
         return bool(checkpoint.tensors.unknown)
 
 
@@ -311,7 +311,7 @@ def wrapped(path: Path) -> Iterator[Wrapped]:
 @functools.cache
 def read_right(path: Path) -> tuple[ViTConfig, dict[str, str]]:
     """Read the config of a reference checkpoint, and the tensor of every variable."""
-    with warnings.catch_warnings(action="ignore"), open_checkpoint(path.parent) as checkpoint:
+    with warnings.catch_warnings(action="ignore"), open_checkpoint(find_weights(path.parent)) as checkpoint:
         return checkpoint.config, names_of(checkpoint)
 
 
@@ -335,7 +335,10 @@ def wrapped_outcome(path: Path, case: Wrapped, tmp_path: Path) -> str:
     np.savez(file, **arrays) if path.suffix == ".npz" else save_file(arrays, file)  # type: ignore[arg-type]
     config, names = read_right(path)
     try:
-        with warnings.catch_warnings(action="ignore"), open_checkpoint(tmp_path, which=case.which) as found:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            open_checkpoint(find_weights(tmp_path), which=case.which) as found,
+        ):
             check_tensors(found, {}, skip=("",))
             said, read = "\n".join(found.told), {key: plain(name) for key, name in names_of(found).items()}
             is_right = found.config == config and read == {

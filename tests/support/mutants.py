@@ -60,7 +60,7 @@ FAULTS = [Fault(*row) for row in (
      "rows and columns of PyTorch's patches are swapped", "formats format_matrix timm_variants"),
     ("c5", "keras_vit/converters/loading.py", "np.isfinite(value).@@all@@any@@())",
      "a NaN among the weights is loaded without a word", "forged_files"),
-    ("c6", "keras_vit/converters/json_configs.py", "(@@-@@@@offset / scale, 1 / scale)",
+    ("c6", "keras_vit/converters/json_towers.py", "(@@-@@@@offset / scale, 1 / scale)",
      "sign of the mean in Keras Hub's image_converter.json", "keras_hub formats family_abilities"),
     ("c7", "keras_vit/converters/json_configs.py",
      '"image_mean": per_channel(ours.@@mean@@std@@, config),\n'

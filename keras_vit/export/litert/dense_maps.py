@@ -28,7 +28,7 @@ honours(MaskLogits)
 def write_patch_map(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
     """Write the tokens of patches as a map; the gain and shift of a norm are left to the layer that reads it."""
     ops, name = file.ops, layer.name
-    value = file.read(tokens)
+    value = file.tensor_of(tokens)
     x = patches = value.tensor
     batch, count, width = x.shape
     if layer.prefix_tokens:
@@ -50,7 +50,7 @@ def write_patch_map(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
 @writes(ResizeBilinear)
 def write_resize(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a bilinear resize; its weights sum to one, so that a gain and shift can be applied behind it."""
-    value = file.read(x)
+    value = file.tensor_of(x)
     resized = file.ops.resize_bilinear(value.tensor, layer.size, layer.name, align_corners=layer.align_corners)
     return dataclasses.replace(value, tensor=resized)
 
@@ -59,7 +59,7 @@ def write_resize(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
 def write_depth_bins(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write the expected depth: a dense layer gives the sum over bins, and the same without their depths."""
     ops, name = file.ops, layer.name
-    scores = ops.unary("RELU", apply_affine(ops, file.read(x), f"{name}/input"), f"{name}/scores")
+    scores = ops.unary("RELU", apply_affine(ops, file.tensor_of(x), f"{name}/input"), f"{name}/scores")
     count = static_dim(scores.shape[-1])
     # The mean score is 0.1 above that of the ReLU, and the mean of the bins is half way.
     middle, bins = (layer.least + layer.most) / 2, np.linspace(layer.least, layer.most, count)
@@ -74,7 +74,7 @@ def write_depth_bins(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
 @writes(FirstTokens)
 def write_first_tokens(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
     """Write the first tokens of a norm's result; its gain and shift are left to the layers that read them."""
-    value = file.read(tokens)
+    value = file.tensor_of(tokens)
     return dataclasses.replace(value, tensor=file.ops.slice(value.tensor, 1, 0, layer.count, layer.name))
 
 
@@ -82,7 +82,7 @@ def write_first_tokens(file: FileWriter, layer: Any, tokens: Any) -> PendingTens
 def write_mask_logits(file: FileWriter, layer: Any, queries: Any, maps: Any) -> PendingTensor:
     """Write the products of queries and cells; the few queries take the gain and shift of the cells' norm."""
     ops, name = file.ops, layer.name
-    query, value = apply_affine(ops, file.read(queries), f"{name}/input"), file.read(maps)
+    query, value = apply_affine(ops, file.tensor_of(queries), f"{name}/input"), file.tensor_of(maps)
     batch, rows, columns, width = value.tensor.shape
     cells = ops.reshape(value.tensor, (batch, static_dim(rows) * static_dim(columns), width), f"{name}/cells")
     shape = (batch, rows, columns, query.shape[1])
@@ -139,7 +139,7 @@ def write_batch_norm(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     if isinstance(front, _CONVOLUTIONS) and _is_linear(front):
         return PendingTensor(_convolution(file, front, *inputs, norm=layer))
     gain, shift = _gain_and_shift(layer)
-    value = file.read(x)
+    value = file.tensor_of(x)
     before = value.affine or Affine(np.ones(len(gain)), *np.zeros((2, len(gain))))
     after = Affine(before.gain * gain, before.shift * gain + shift, before.constant * gain)
     return dataclasses.replace(value, affine=after)
@@ -160,12 +160,14 @@ def write_activation(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     name = "relu" if isinstance(layer, keras.layers.ReLU) else keras.activations.serialize(layer.activation)
     front, inputs = source(x)
     if name == "relu" and isinstance(front, vit.GroupNormalization):
-        return PendingTensor(norm_and_relu(file.ops, front, file.read(*inputs).tensor, layer.name))
+        return PendingTensor(norm_and_relu(file.ops, front, file.tensor_of(*inputs).tensor, layer.name))
     norm = front if isinstance(front, keras.layers.BatchNormalization) else None
     front, inputs = source(*inputs) if norm else (front, inputs)
     if name == "relu" and isinstance(front, keras.layers.Conv2D) and _is_linear(front):
         return PendingTensor(_convolution(file, front, *inputs, norm=norm, activation="relu"))
-    return PendingTensor(_activation(file, layer, name, apply_affine(file.ops, file.read(x), f"{layer.name}/input")))
+    return PendingTensor(
+        _activation(file, layer, name, apply_affine(file.ops, file.tensor_of(x), f"{layer.name}/input"))
+    )
 
 
 @writes(*_CONVOLUTIONS)
@@ -179,7 +181,7 @@ def write_convolution(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
 @writes(keras.layers.DepthwiseConv2D)
 def write_depthwise_convolution(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a convolution of each channel."""
-    tensor = apply_affine(file.ops, file.read(x), f"{layer.name}/input")
+    tensor = apply_affine(file.ops, file.tensor_of(x), f"{layer.name}/input")
     kernel = float64(layer.kernel)[..., 0]
     return PendingTensor(file.ops.depthwise_convolution(tensor, kernel, layer.name, same=layer.padding == "same"))
 
@@ -205,7 +207,7 @@ def _convolution(file: FileWriter, layer: Any, x: Any, *, norm: Any = None, acti
     if norm is not None:
         gain, shift = _gain_and_shift(norm)
         kernel, bias = kernel * gain[:, None, None, None], bias * gain + shift
-    tensor = apply_affine(file.ops, file.read(x), f"{layer.name}/input")
+    tensor = apply_affine(file.ops, file.tensor_of(x), f"{layer.name}/input")
     options: dict[str, Any] = {"strides": tuple(layer.strides), "same": layer.padding == "same"}
     if is_transposed:
         if tensor.shape[0] is None and layer.kernel_size != layer.strides:
@@ -217,7 +219,7 @@ def _convolution(file: FileWriter, layer: Any, x: Any, *, norm: Any = None, acti
 @writes(keras.layers.ZeroPadding2D)
 def write_padding(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write zeros around a map."""
-    x = apply_affine(file.ops, file.read(x), f"{layer.name}/input")
+    x = apply_affine(file.ops, file.tensor_of(x), f"{layer.name}/input")
     (top, bottom), (left, right) = layer.padding
     return PendingTensor(file.ops.pad(x, (0, top, left, 0), layer.name, after=(0, bottom, right, 0)))
 
@@ -225,7 +227,7 @@ def write_padding(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
 @writes(keras.layers.Add)
 def write_add(file: FileWriter, layer: Any, *inputs: Any) -> PendingTensor:
     """Write a sum."""
-    first, *others = (apply_affine(file.ops, file.read(x), f"{layer.name}/{i}") for i, x in enumerate(inputs))
+    first, *others = (apply_affine(file.ops, file.tensor_of(x), f"{layer.name}/{i}") for i, x in enumerate(inputs))
     for number, other in enumerate(others, start=1):
         first = file.ops.add(first, other, layer.name if number == len(others) else f"{layer.name}/sum_{number}")
     return PendingTensor(first)
@@ -234,7 +236,7 @@ def write_add(file: FileWriter, layer: Any, *inputs: Any) -> PendingTensor:
 @writes(keras.layers.Rescaling)
 def write_rescaling(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Leave a factor and a constant to the layer that reads the result."""
-    value = file.read(x)
+    value = file.tensor_of(x)
     scale, offset = (
         np.full(static_dim(value.tensor.shape[-1]), float(number)) for number in (layer.scale, layer.offset)
     )

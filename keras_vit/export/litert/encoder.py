@@ -11,7 +11,7 @@ from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import FLOAT16, INT8, Integers, Operators, Storage, static_dim
 from keras_vit.export.litert.plan import image_config
-from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter, PendingTensor, honours, source, writes
+from keras_vit.export.litert.writer import STREAM_READERS, FileWriter, PendingTensor, honours, source, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.attention import MASKED, MergeHeads, SplitHeads
@@ -31,7 +31,7 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> PendingTensor:
     """
     ops = file.ops
     stream = file.stream
-    image = file.read(images)
+    image = file.tensor_of(images)
     x = image.tensor
     kernel, bias = folding.patch_weights(layer, image.affine and image.affine.gain)
     kernel, bias = folding.to_stream(kernel.T, stream).T, folding.to_stream(bias, stream)
@@ -61,7 +61,7 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor
     while isinstance(source(tokens)[0], vit.PrefixTokens | vit.PositionEmbedding):
         front, [tokens] = source(tokens)
         layers.insert(0, front)
-    x = file.read(tokens)
+    x = file.tensor_of(tokens)
     table = np.zeros([static_dim(size) for size in x.tensor.shape[1:]])
     for stem_layer in layers:
         if isinstance(stem_layer, vit.PrefixTokens):
@@ -137,7 +137,7 @@ honours(
     "attention_dropout_rate",
     norm=("layer", "rms"),
 )
-honours(vit.EncoderBlock, *HONOURED[BlockConfig], "rotary", "causal", "stochastic_depth", "final_tokens")
+honours(vit.EncoderBlock, "config", "rotary", "causal", "stochastic_depth", "final_tokens")
 
 
 @writes(vit.EncoderBlock, starts_stream=True, reads_stream=True)
@@ -192,7 +192,7 @@ def _write_token_mlp(file: FileWriter, block: Any, x: PendingTensor, name: str, 
 
 def _stream_tokens(file: FileWriter, tokens: Any) -> Tensor:
     """Read tokens of the residual stream; those of a norm in front of the first block are brought into its form."""
-    x = file.read(tokens)
+    x = file.tensor_of(tokens)
     tensor = apply_affine(file.ops, x, x.norm)
     return tensor if x.stream is not None else _to_stream(file, tensor, "tokens")
 
@@ -280,7 +280,7 @@ def class_attention(file: FileWriter) -> Tensor:
     layers = file.model.layers
     block = [layer for layer in layers if isinstance(layer, vit.EncoderBlock)][-1]
     start = sum(len(folding.prefix_tokens(layer)) for layer in layers if isinstance(layer, vit.PrefixTokens))
-    file.read(block.output)
+    file.tensor_of(block.output)
     heads = block.attention.num_heads
     weights = file.attention
     assert weights is not None  # the check of the options refuses models without attention

@@ -40,11 +40,13 @@ def write_model(file: FileWriter) -> None:
     second_output = {"attention": encoder.class_attention(file)} if plan.attention else {}
     task = tasks.of_model(model)
     if isinstance(model.output, dict):
-        outputs = {name: layers.apply_affine(ops, file.read(tensor), name) for name, tensor in model.output.items()}
+        outputs = {
+            name: layers.apply_affine(ops, file.tensor_of(tensor), name) for name, tensor in model.output.items()
+        }
         ops.builder.signature(file.inputs, outputs)
         return
     name = plan.output_name(task.outputs)
-    output = layers.apply_affine(ops, file.read(model.outputs[0]), task.outputs[0])
+    output = layers.apply_affine(ops, file.tensor_of(model.outputs[0]), task.outputs[0])
     if name == "probabilities":
         is_softmax = getattr(task, "probabilities", "softmax") == "softmax"
         output = ops.softmax(output, name) if is_softmax else ops.unary("LOGISTIC", output, name)
@@ -74,7 +76,7 @@ honours(vit.L2Normalization)
 @writes(keras.layers.Reshape)
 def write_reshape(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a Reshape, such as that of a ResNet's map to tokens."""
-    value = file.read(x)
+    value = file.tensor_of(x)
     if layer.target_shape[-1] != value.tensor.shape[-1]:
         value = PendingTensor(apply_affine(file.ops, value, layer.name))
     batch, *sides = value.tensor.shape
@@ -87,7 +89,7 @@ def write_reshape(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
 @writes(vit.TokenPooling, reads_stream=True)
 def write_token_pooling(file: FileWriter, layer: Any, tokens: Any) -> PendingTensor:
     """Write one token, or the mean of the class tokens or of all patches: (batch, width)."""
-    x = file.read(tokens)
+    x = file.tensor_of(tokens)
     if layer.token is None:
         patches = _patches(file.ops, x.tensor, layer.prefix_tokens)
         pooled = file.ops.mean(patches, [1], layer.name, keepdims=False)
@@ -107,7 +109,7 @@ def write_token_pooling(file: FileWriter, layer: Any, tokens: Any) -> PendingTen
 def write_end_token_pooling(file: FileWriter, layer: Any, tokens: Any, _: Any) -> PendingTensor:
     """Write the choice of the end token's row: (batch, width)."""
     ops, name = file.ops, layer.name
-    x, marks = file.read(tokens), file.inputs["ids"]
+    x, marks = file.tensor_of(tokens), file.inputs["ids"]
     if layer.end_token is not None:
         is_end = ops.equal(marks, ops.constant(np.array(layer.end_token, np.int32), f"{name}/end"), f"{name}/is_end")
         marks = ops.cast(is_end, "int32", f"{name}/marks")
@@ -118,7 +120,7 @@ def write_end_token_pooling(file: FileWriter, layer: Any, tokens: Any, _: Any) -
 @writes(keras.layers.Concatenate)
 def write_concatenate(file: FileWriter, layer: Any, *inputs: Any) -> PendingTensor:
     """Write features side by side; the gain and shift of a norm that all of them have are left to apply."""
-    values = [file.read(x) for x in reversed(inputs)][::-1]  # in files the mean precedes the class token
+    values = [file.tensor_of(x) for x in reversed(inputs)][::-1]  # in files the mean precedes the class token
     affines = [value.affine for value in values if value.affine is not None and value.norm == values[0].norm]
     if len(affines) == len(values):
         tensors = [value.tensor for value in values]
@@ -138,7 +140,7 @@ def write_attention_pooling(file: FileWriter, pooling: Any, tokens: Any) -> Pend
     ops = file.ops
     attention = pooling.attention
     name = f"{pooling.name}/attention"
-    x = file.read(tokens)
+    x = file.tensor_of(tokens)
     x = dataclasses.replace(x, tensor=_patches(ops, x.tensor, pooling.prefix_tokens))
     scores = file.dense(x, folding.probe_weights(pooling), f"{name}/scores")
     batch, count, heads = scores.shape
@@ -166,7 +168,7 @@ def num_folded_weights(model: keras.Model) -> int:
 def write_l2_normalization(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write x / the root of its mean square (a sum overflows half precision); the rest of the norm is left to apply."""
     ops, name = file.ops, layer.name
-    feature = apply_affine(ops, file.read(x), FEATURES)
+    feature = apply_affine(ops, file.tensor_of(x), FEATURES)
     width = static_dim(feature.shape[-1])
     square = ops.mean(ops.multiply(feature, feature, f"{name}/squares"), [-1], f"{name}/mean", keepdims=True)
     square = ops.add(square, ops.constant(np.array(1e-20, np.float32), "tiny"), f"{name}/safe")
@@ -184,7 +186,7 @@ def write_average(file: FileWriter, layer: Any, *inputs: Any) -> PendingTensor:
     tokens = sources[0][1][0]
     if not all(_is_token(number, tokens, front, read) for number, (front, read) in enumerate(sources)):
         raise unsupported(layer, " of other layers than two dense layers or the first tokens")
-    x = file.read(tokens)
+    x = file.tensor_of(tokens)
     tokens = first_tokens(file.ops, x.tensor, len(inputs), "pool")
     return dataclasses.replace(x, tensor=file.ops.mean(tokens, [1], "pool", keepdims=False))
 

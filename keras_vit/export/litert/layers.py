@@ -26,7 +26,7 @@ honours(keras.layers.Identity)
 def write_identity(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a layer that does nothing outside of training."""
     del layer
-    return file.read(x)
+    return file.tensor_of(x)
 
 
 honours(
@@ -45,7 +45,7 @@ honours(vit.LayerScale, "initial")
 @writes(vit.LayerNormalization, reads_stream=True)
 def write_norm(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """Write a LayerNormalization."""
-    return norm(file, layer, file.read(x), layer.name)
+    return norm(file, layer, file.tensor_of(x), layer.name)
 
 
 # How `config.ACTIVATIONS` are written: operators, tensor, name -> tensor. Another one is refused.
@@ -62,14 +62,15 @@ _WRITE_ACTIVATION: dict[str, Callable[[Operators, Tensor, str], Tensor]] = {
     "sigmoid": lambda ops, x, name: ops.unary("LOGISTIC", x, name),
     "tanh": lambda ops, x, name: ops.unary("TANH", x, name),
 }
-for kind in (keras.layers.Dense, Dense):
-    honours(kind, "units", "activation", "use_bias", "lora_rank", "lora_alpha")
+_DENSE_FIELDS = ("units", "activation", "use_bias", "lora_rank", "lora_alpha")
+honours(keras.layers.Dense, *_DENSE_FIELDS)
+honours(Dense, *_DENSE_FIELDS)
 
 
 @writes(keras.layers.Dense)
 def write_dense(file: FileWriter, layer: Any, x: Any, *, factor: float | None = None) -> PendingTensor:
     """Write a Dense layer and its activation; a factor multiplies the results of the dense layer."""
-    value = file.read(x)
+    value = file.tensor_of(x)
     weights = file.fold(folding.dense_weights(layer), value)
     if factor is not None:
         weights = weights.scale_outputs(factor)

@@ -29,7 +29,7 @@ def write_root(file: FileWriter, layer: Any, image: Any) -> PendingTensor:
     longer than 8-bit products of three channels save.
     """
     ops = file.ops
-    value = file.read(image)
+    value = file.tensor_of(image)
     kernel = standardized_kernel(layer.conv)
     if value.affine is not None:
         kernel = kernel * value.affine.gain[:, None]
@@ -51,7 +51,7 @@ def write_unit(file: FileWriter, layer: Any, x: Any) -> PendingTensor:
     """
     outer_ops = _float32(file.ops) if isinstance(source(x)[0], vit.ResNetRoot) else file.ops
     write = _unit if layer.version == 1 else _unit_v2
-    return PendingTensor(write(file.ops, outer_ops, layer, file.read(x).tensor))
+    return PendingTensor(write(file.ops, outer_ops, layer, file.tensor_of(x).tensor))
 
 
 def _float32(ops: Operators) -> Operators:

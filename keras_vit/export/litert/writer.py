@@ -163,7 +163,7 @@ class FileWriter:
         if _only_norms_read_stream(self.model) and len(kinds) == 1:
             self.stream = Stream(scales, is_centered=kinds == {False})
 
-    def read(self, tensor: Any) -> PendingTensor:
+    def tensor_of(self, tensor: Any) -> PendingTensor:
         """Look up a Keras tensor in the file; the first time, its layer is written."""
         if id(tensor) not in self._written:
             layer, inputs = source(tensor)

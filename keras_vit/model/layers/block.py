@@ -1,6 +1,5 @@
 """Encoder blocks: attention and MLP with residual connections (ViT paper, equations 2 and 3)."""
 
-import dataclasses
 from typing import Any, Self
 
 import keras
@@ -33,6 +32,7 @@ class Dense(DenseRules, keras.layers.Dense):
         self.activation_name = activation
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # Not `call`: the compiled piece takes the product before its bias, which Keras' __call__ has with its casts.
         return runtime.product_then(self, super().__call__, x, self.after)
 
     def get_config(self) -> dict[str, Any]:
@@ -210,16 +210,11 @@ class EncoderBlock(BaseLayer):
         return self.attention.weights_of(x, x, relative)
 
     def get_config(self) -> dict[str, Any]:
-        """Arguments of the layer, with those of the block's config spelled flat."""
-        config = super().get_config()
-        block = dataclasses.asdict(config.pop("config"))
-        return {**config, **block}
+        return {**super().get_config(), "config": self.config.to_dict()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        names = [field.name for field in dataclasses.fields(BlockConfig)]
-        block = BlockConfig(**{name: config[name] for name in names if name in config})
-        return super().from_config({"config": block, **{k: v for k, v in config.items() if k not in names}})
+        return super().from_config({**config, "config": BlockConfig(**config["config"])})
 
 
 def _first(x: Tensor, tokens: int | None) -> Tensor:
