@@ -83,7 +83,8 @@ def honours(kind: type, /, *fields: str, **accepted: tuple[Any, ...]) -> None:
 
 def unknown_fields(owner: Any) -> dict[str, Any]:
     """Find the fields of a layer or a config that no writer takes into account, with their values."""
-    kind, honoured = type(owner), HONOURED[type(owner)]
+    kind = type(owner)
+    honoured = next(HONOURED[base] for base in kind.__mro__ if base in HONOURED)
     if dataclasses.is_dataclass(owner):
         fields = {row.name: getattr(owner, row.name) for row in dataclasses.fields(owner)}
         defaults: dict[str, Any] = {}
@@ -101,9 +102,10 @@ def unknown_fields(owner: Any) -> dict[str, Any]:
         is_default = name in defaults and name not in honoured and value in (None, defaults[name])
         if not is_known and not is_default and not name.endswith(TRAINING_FIELDS):
             found[name] = value
-    for config in vars(owner).values():
-        if dataclasses.is_dataclass(config) and type(config) in HONOURED:
-            found |= unknown_fields(config)
+    for name, config in vars(owner).items():
+        if dataclasses.is_dataclass(config):
+            is_declared = any(base in HONOURED for base in type(config).__mro__)
+            found |= unknown_fields(config) if is_declared else {name: config}
     return found
 
 
