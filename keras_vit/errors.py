@@ -16,6 +16,7 @@ __all__ = [
     "FileUnavailableError",
     "KerasViTError",
     "LicenseError",
+    "OverwrittenFileError",
     "UnknownModelError",
     "VerificationError",
 ]
@@ -62,7 +63,5 @@ class DivergedError(KerasViTError, ArithmeticError):
     """Training ended because a loss, gradient or weight is not finite."""
 
 
-def __getattr__(name: str) -> type[KerasViTError]:
-    if name == "LicenceError":  # the earlier spelling, accepted in this version
-        return LicenseError
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+class OverwrittenFileError(KerasViTError, RuntimeError):
+    """A .tflite file was overwritten while it was in use."""

@@ -24,6 +24,7 @@ from keras_vit._util.checks import Rule, expand_home, field_rules, given
 from keras_vit._util.fields import option_help
 from keras_vit._util.files import image_files
 from keras_vit._util.text import GRAPH_NAMES, error_reason, printable, warn
+from keras_vit.errors import KerasViTError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from keras_vit.zoo.pretrained import ResolvedModel
 
 # Errors that a user can correct: `main` prints them as one line, with exit code 1.
-USER_ERRORS = (ValueError, OSError, ImportError, ArithmeticError, MemoryError)
+USER_ERRORS = (KerasViTError, ValueError, OSError, ImportError, ArithmeticError, MemoryError)
 Complete = Callable[[str], list[str]]  # from the beginning of a word to the words that it may become
 _PYTHON_VALUES = {"True": True, "False": False, "None": None}
 TABLE_WIDTH = 10_000  # columns: no table is wrapped, because other programs also read the lines of `list` and `show`

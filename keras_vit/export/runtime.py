@@ -24,6 +24,7 @@ import numpy as np
 from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.files import read_file
 from keras_vit._util.text import warn
+from keras_vit.errors import OverwrittenFileError
 from keras_vit.export.exported import ExportedModel, Outputs, load_exported, main_name
 from keras_vit.export.litert import metadata
 from keras_vit.model import preprocess
@@ -63,6 +64,7 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> FileMod
         ValueError: it is no .tflite file, or does not say how to prepare images: only those of keras_vit do. The
             methods raise one for an image that cannot be read, and for what the file has no output for.
             LiteRT does not check all that a file states: do not run files of strangers.
+        OverwrittenFileError: by the methods, if the file was overwritten since. A file renamed onto it is not seen.
         ImportError: ai-edge-litert is missing.
 
     Example:
@@ -100,23 +102,28 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
 
 class Interpreters:
-    """Interpreters of a file, each started when it is needed, and used by one thread at a time."""
+    """Interpreters of a file, each started when it is needed, and used by one thread at a time.
+
+    LiteRT maps the file: weights are read from it as they are needed. A file that is overwritten in use is an error,
+    one that is replaced by another of its name goes on as it was loaded.
+    """
 
     def __init__(self, path: Path, count: int) -> None:
         self.count = count
         self.first = load_exported(path, threads=min(count, MOST_THREADS))
+        self._loaded = path.stat()
         self._single: queue.SimpleQueue[ExportedModel] = queue.SimpleQueue()
         self._single.put(self.first)
         self._several: queue.SimpleQueue[ExportedModel | None] = queue.SimpleQueue()
         for _ in range(count if count > 1 else 0):
             self._several.put(None)
-        self._path = path
+        self._path = path.absolute()
 
     def run(self, images: np.ndarray) -> Outputs:
         """Compute all outputs for images: a dict from an output's name to an array (images, ...)."""
         file = self._single.get()
         try:
-            return file.call(images)
+            return self._call(file, images)
         finally:
             self._single.put(file)
 
@@ -126,10 +133,33 @@ class Interpreters:
             return self.run(images)
         file = self._several.get()
         try:
+            if file is None and not self._is_loaded_file():
+                return self.run(images)
             file = file or load_exported(self._path, threads=1)
-            return file.call(images)
+            return self._call(file, images)
         finally:
             self._several.put(file)
+
+    def _call(self, file: ExportedModel, images: np.ndarray) -> Outputs:
+        self._is_loaded_file()  # of a file that was cut off, the operating system would end the process
+        outputs = file.call(images)
+        self._is_loaded_file()
+        return outputs
+
+    def _is_loaded_file(self) -> bool:
+        """Whether the path still names the file that was loaded; raise an error if that was overwritten."""
+        try:
+            now = self._path.stat()
+        except OSError:
+            return False
+        if not os.path.samestat(now, self._loaded):
+            return False
+        if (now.st_size, now.st_mtime_ns) != (self._loaded.st_size, self._loaded.st_mtime_ns):
+            raise OverwrittenFileError(
+                f"{self._path} was overwritten while it was in use, and its weights are those of another file now. "
+                "Load it again. To replace a file in use, write the new one beside it and rename it (mv)"
+            )
+        return True
 
     def map(self, function: Callable[[Any, Run], Result], items: Iterable[Any]) -> Iterator[Result]:
         """Call a function of an item and `run`; several calls at a time if there are several items."""

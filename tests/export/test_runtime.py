@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -262,6 +263,27 @@ def damaged(path: Path, change: Callable[[dict[str, str]], None]) -> Path:
         for name, content in texts.items():
             archive.writestr(name, content)
     return copy
+
+
+def test_a_file_that_is_overwritten_in_use_is_refused_and_one_that_is_replaced_goes_on(tmp_path: Path) -> None:
+    model = zoo.load("digits")
+    other = VisionTransformer(model.config)
+    fresh = exported(other, tmp_path / "other.tflite", quantize="none").path
+    path, image = tmp_path / "digits.tflite", IMAGES[:1]
+    expected = exported(model, path, quantize="none").run(IMAGES)["logits"]
+    written, file = path.read_bytes(), export.load(path, threads=3)
+    first = file.run(image)["logits"]  # the other interpreters have not started
+    shutil.copy(fresh, tmp_path / "beside.tflite")
+    (tmp_path / "beside.tflite").replace(path)
+    np.testing.assert_array_equal(file.run(image)["logits"], first)
+    np.testing.assert_allclose(file.run(IMAGES)["logits"], expected, rtol=1e-5, atol=1e-5)
+    for content in (fresh.read_bytes(), fresh.read_bytes()[:1000]):
+        path.write_bytes(written)
+        file = export.load(path, threads=3)
+        path.write_bytes(content)
+        for images in (image, IMAGES):
+            with pytest.raises(errors.OverwrittenFileError, match=r"digits.tflite was overwritten .*Load it again.*mv"):
+                file.classify(images)
 
 
 def test_a_file_that_says_too_little_is_refused(tmp_path: Path) -> None:

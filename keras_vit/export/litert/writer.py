@@ -84,7 +84,7 @@ def honours(kind: type, /, *fields: str, **accepted: tuple[Any, ...]) -> None:
 def unknown_fields(owner: Any) -> dict[str, Any]:
     """Find the fields of a layer or a config that no writer takes into account, with their values."""
     kind = type(owner)
-    honoured = next(HONOURED[base] for base in kind.__mro__ if base in HONOURED)
+    honoured = _declared(kind) or {}
     if dataclasses.is_dataclass(owner):
         fields = {row.name: getattr(owner, row.name) for row in dataclasses.fields(owner)}
         defaults: dict[str, Any] = {}
@@ -104,9 +104,13 @@ def unknown_fields(owner: Any) -> dict[str, Any]:
             found[name] = value
     for name, config in vars(owner).items():
         if dataclasses.is_dataclass(config):
-            is_declared = any(base in HONOURED for base in type(config).__mro__)
-            found |= unknown_fields(config) if is_declared else {name: config}
+            found |= {name: config} if _declared(type(config)) is None else unknown_fields(config)
     return found
+
+
+def _declared(kind: type) -> dict[str, tuple[Any, ...] | None] | None:
+    """Fields that the writers take into account of a class, or of the nearest of its bases that has any."""
+    return next((HONOURED[base] for base in inspect.getmro(kind) if base in HONOURED), None)
 
 
 def check_layers(layers: Any) -> None:
