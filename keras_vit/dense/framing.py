@@ -52,8 +52,8 @@ def frame(pixels: np.ndarray, head: "MapConfig", config: ViTConfig) -> np.ndarra
             f"The model takes images of up to {MAX_PATCHES:,} patches, and this one would be resized to "
             f"{size[0]}x{size[1]} pixels. Received: {pixels.shape[0]}x{pixels.shape[1]} pixels, {patches:,} patches"
         )
-    prepared: np.ndarray = preprocess.prepare(
-        pixels, image_size=size, num_channels=config.num_channels, preprocessing=config.preprocessing
+    prepared = preprocess.prepare_pixels(
+        pixels[None], image_size=size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
     if is_padded:
         around = [(count // 2, count - count // 2) for count in added]

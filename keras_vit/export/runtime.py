@@ -221,8 +221,8 @@ class FileModel:
         own = self.config.preprocessing
         if self.input_dtype == "float32":
             return own
-        share = own.crop_fraction if self.input_shape[1:3] == self.config.size else 1.0  # else the file cuts itself
-        return dataclasses.replace(own, mean=(0.0,), std=(1 / 255,), crop_fraction=share)
+        # A file for images of another size cuts them itself.
+        return preprocess.without_normalization(own, cuts=self.input_shape[1:3] == self.config.size)
 
     def _prepare(self, image: Any) -> np.ndarray:
         size, pixels = self.input_shape[1:3], self.read(image)
@@ -231,11 +231,11 @@ class FileModel:
                 f"keras_vit: {self.path.name} resizes pixels of {size[0]}x{size[1]} itself. Images of other sizes are "
                 f"resized twice, and results differ from the model's. Received: {pixels.shape[0]}x{pixels.shape[1]}"
             )
-        prepared: np.ndarray = preprocess.prepare(
-            pixels,
+        prepared = preprocess.prepare_pixels(
+            pixels[None],
             image_size=size,
             num_channels=self.config.num_channels,
-            preprocessing=dataclasses.replace(self.input_preprocessing, bits=None, range=None),  # `read` has scaled
+            preprocessing=self.input_preprocessing,
         )
         return np.round(prepared).astype(np.uint8) if self.input_dtype == "uint8" else prepared
 

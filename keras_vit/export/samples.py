@@ -72,7 +72,9 @@ def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> t
     shape: Any = tuple(side or default for side, default in zip(file.shape, model_shape, strict=True))
     if file.dtype == "uint8":
         pixels = draw(shape, NUM_SAMPLES) if images is None else to_pixels(model, images, shape)
-        return pixels, model.preprocess(pixels)
+        if shape != model_shape:  # the file resizes and cuts them as the model does
+            return pixels, model.preprocess(pixels)
+        return pixels, preprocess.normalize(pixels, image_config(model).preprocessing)
     if shape != model_shape:
         raise ValueError(
             f"The file takes images of {shape[0]}x{shape[1]} pixels and {shape[2]} channels, the model of "
@@ -106,15 +108,20 @@ def labelled_images(model: keras.Model, images: Any) -> tuple[Any, np.ndarray | 
 
 
 def to_pixels(model: keras.Model, images: Any, shape: tuple[int, int, int]) -> np.ndarray:
-    """Convert prepared images, or anything that `preprocess` takes, to uint8 pixels of a shape."""
+    """Convert prepared images, or anything that `preprocess` takes, to uint8 pixels of a shape.
+
+    Pictures are cut as the model's images are, unless the shape is another: then the file cuts them.
+    """
+    how: Any = {"image_size": shape[:2], "num_channels": shape[2]}
+    own = image_config(model).preprocessing
     if _is_prepared(images):
         mean, std = mean_and_std(model)
-        images = (np.clip(prepared_images(model, images, "images") * std + mean, 0, 1) * 255).astype(np.float32)
-        if images.max() <= 1:  # almost black; preprocess would refuse it as a float image from 0 to 1
-            images = np.rint(images).astype(np.uint8)
-    own = image_config(model).preprocessing
-    unscaled = Preprocessing(mean=(0.0,), std=(1 / 255,), antialias=True, bits=own.bits, range=own.range)
-    pixels = preprocess.prepare(images, image_size=shape[:2], num_channels=shape[2], preprocessing=unscaled)
+        shown = (np.clip(prepared_images(model, images, "images") * std + mean, 0, 1) * 255).astype(np.float32)
+        squeezed = Preprocessing(mean=(0.0,), std=(1 / 255,), antialias=True)
+        pixels = preprocess.prepare_pixels(shown, **how, preprocessing=squeezed)
+    else:
+        is_own = shape == image_shape(model)
+        pixels = preprocess.prepare(images, **how, preprocessing=preprocess.without_normalization(own, cuts=is_own))
     return np.rint(pixels).clip(0, 255).astype(np.uint8)
 
 

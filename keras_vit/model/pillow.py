@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit._util.text import warn
 from keras_vit.model import values
 from keras_vit.model.config import Preprocessing
 
@@ -31,6 +32,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 # Files that people try although no reader is installed, by the bytes at a place of the file.
 KINDS = ((0, b"<", "text, such as SVG or HTML"), (4, b"ftyp", "a HEIC photo, an AVIF image or a video"))
 _PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0  # tag of a TIFF, and its value
+_SAMPLES, _EXTRA_SAMPLES, _OPACITY = 277, 338, (1, 2)  # tags of a TIFF, and values of the second
+# Photometric interpretation of a TIFF -> its colours; other channels are extra.
+_TIFF_COLOURS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}
 SIXTEEN_BITS = ("PNG", "PPM")  # formats whose images of mode "I" have 16 bits
 
 
@@ -82,8 +86,8 @@ def pillow_values(image: Any, preprocessing: Preprocessing = BYTES) -> np.ndarra
     if not (0 < height * width <= MAX_PIXELS and max(height, width) <= MAX_SIDE):
         raise ValueError(f"cannot be decoded. {PIXEL_LIMITS} Received: height and width {height} x {width}")
     modes = str([tile[-1] for tile in getattr(image, "tile", ())])  # of the file, before it is loaded
-    if "LX" in modes:
-        raise ValueError(f"has two bands, of which Pillow reads one: pass an array. Received: {image.format}")
+    if image.format == "TIFF":
+        _check_tiff(image)
     try:
         image.load()
     except Exception as error:
@@ -91,13 +95,30 @@ def pillow_values(image: Any, preprocessing: Preprocessing = BYTES) -> np.ndarra
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS):
         found = np.asarray(image).astype(np.uint16)
         return _uninverted(found, image, preprocessing)
-    colours = _in_colour(image, preprocessing)
     if ";16" in modes and image.mode not in ("I", "F"):
-        _check_high_bytes(colours, preprocessing)
+        channels = np.asarray(image)
+        _check_high_bytes(channels[..., : 1 if channels.shape[-1] == len("LA") else 3], preprocessing)
+    colours = _in_colour(image, preprocessing)
     exif = image.info.get("exif")  # read by Pillow from the file; TIFF images are turned when they are loaded
     if not isinstance(exif, bytes) or image.format == "PNG":  # that of a PNG file is not read in graphs either
         return colours
     return turn_upright(colours, exif_orientation(exif))
+
+
+def _check_tiff(image: Any) -> None:
+    """Raise a ValueError for channels that Pillow would leave out; warn of opacity, which may be a band, and pages."""
+    tags = image.tag_v2
+    samples, extra = tags.get(_SAMPLES, 1), tags.get(_EXTRA_SAMPLES, ())
+    colours = _TIFF_COLOURS.get(tags.get(_PHOTOMETRIC), samples)
+    if samples > colours and (samples > colours + 1 or not {*extra}.intersection(_OPACITY)):
+        raise ValueError(
+            f"has {samples} channels, of which Pillow reads {colours}: read it with tifffile or rasterio, and pass an "
+            "array. Received: a TIFF whose other channels are not opacity"
+        )
+    if samples > colours:
+        warn("keras_vit: a TIFF says that its last channel is opacity: pixels are put on white. Pass bands as arrays")
+    if getattr(image, "n_frames", 1) > 1:
+        warn("keras_vit: a TIFF has several pages: the first is read. Pass bands, or a volume, as arrays")
 
 
 def _check_high_bytes(colours: np.ndarray, preprocessing: Preprocessing) -> None:

@@ -36,10 +36,8 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
             image_size=image_size, num_channels=num_channels, preprocessing=preprocessing
         )
         return prepare_tensor(symbolic_pixels(images, preprocessing))
-    batches = [
-        _prepare_arrays(image_size, num_channels, preprocessing, array)
-        for array in to_arrays(images, num_channels, preprocessing)
-    ]
+    how: Any = {"image_size": image_size, "num_channels": num_channels, "preprocessing": preprocessing}
+    batches = [prepare_pixels(array, **how) for array in to_arrays(images, num_channels, preprocessing)]
     if not batches:
         raise ValueError("preprocess needs at least one image. Received: an empty list")
     return np.concatenate(batches)
@@ -48,11 +46,8 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
 def prepare_bytes(data: bytes, config: ViTConfig) -> np.ndarray:
     """Prepare the content of an image file for a model: float32 (height, width, channels); errors of `decode_bytes`."""
     pixels = decode_bytes(data, config.num_channels, config.preprocessing)
-    plain = dataclasses.replace(config.preprocessing, bits=None, range=None)  # the pixels are scaled already
-    prepared: np.ndarray = prepare(
-        pixels, image_size=config.size, num_channels=config.num_channels, preprocessing=plain
-    )[0]
-    return prepared
+    how: Any = {"image_size": config.size, "num_channels": config.num_channels, "preprocessing": config.preprocessing}
+    return prepare_pixels(pixels[None], **how)[0]
 
 
 def _is_symbolic(images: Any) -> bool:
@@ -61,10 +56,14 @@ def _is_symbolic(images: Any) -> bool:
     return tf is not None and tf.is_tensor(images) and not isinstance(images, tf.__internal__.EagerTensor)
 
 
-def _prepare_arrays(
-    image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing, pixels: np.ndarray
+def prepare_pixels(
+    pixels: np.ndarray, *, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing
 ) -> np.ndarray:
-    """Compute in NumPy what `preprocessing_function` does, for (batch, height, width, channels)."""
+    """Prepare pixels of 0..255, (batch, height, width, channels), as `decode` and `to_arrays` return them.
+
+    They are scaled already: `bits` and `range` of the preprocessing are not applied again. It computes in NumPy what
+    `preprocessing_function` does.
+    """
     kind = check_channels(pixels.shape, num_channels)
     if kind == "grey":
         pixels = np.repeat(pixels, num_channels, axis=-1)
@@ -118,6 +117,12 @@ def preprocessing_function(
         return normalize(tf.cast(image, tf.float32), preprocessing)
 
     return prepare_tensor
+
+
+def without_normalization(preprocessing: Preprocessing, *, cuts: bool) -> Preprocessing:
+    """How pictures become pixels of 0..255 for what normalizes them itself; `cuts` keeps the crop fraction."""
+    share = preprocessing.crop_fraction if cuts else 1.0
+    return dataclasses.replace(preprocessing, mean=(0.0,), std=(1 / 255,), crop_fraction=share)
 
 
 def normalize(pixels: Any, preprocessing: Preprocessing) -> Any:

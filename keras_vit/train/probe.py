@@ -27,7 +27,7 @@ from keras_vit.train.data.split import Data
 from keras_vit.train.evaluation import distribute_batches, replicate
 from keras_vit.train.few_shots import feature_collector
 from keras_vit.train.held_out import TRAINING_NAMES, Outcome
-from keras_vit.train.label_check import class_weights
+from keras_vit.train.label_check import TWO_CLASSES, class_weights
 from keras_vit.train.least_squares import (
     ADDED,
     MOST_FOLDED,
@@ -259,6 +259,15 @@ class Probe:
         history.append({"step": len(candidates), **{f"evaluation_{name}": value for name, value in metrics.items()}})
         return metrics, history, 1 / best.scale
 
+    def _check_classes(self, kept: np.ndarray) -> None:
+        """Raise a ValueError if images that cannot be read leave fewer than two classes; `kept` are counts."""
+        summed = self._sums["sums"].numpy()[:, -1] if self._sums else 0
+        found = [self._data.class_names[number] for number in np.flatnonzero(kept + summed)]
+        if len(found) < 2:
+            split = self._splits[0]
+            reason = f" {split.num_skipped:,} of {split.count:,} images cannot be read." if split.num_skipped else ""
+            raise ValueError(f"{self._data.name}: {TWO_CLASSES}.{reason} Received: images of {found or 'no class'}")
+
     def _regressions(self) -> tuple[Regressions, np.ndarray, np.ndarray]:
         """Regressions on the training images; the features and labels of the held-out ones."""
         features, classes, count = self._features.numpy(), self._data.num_classes, self._splits[0].count
@@ -273,6 +282,7 @@ class Probe:
         (train, labels), (held_out, held_out_labels) = [*parts, (features[:0], np.zeros(0, np.int64))][:2]
         if len(labels) < 2:
             raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
+        self._check_classes(np.bincount(labels, minlength=classes))
         if not self._sums:
             kept = Kept(train, labels, num_classes=classes, seed=self.recipe.seed, class_weights=self._weights)
             return kept, held_out, held_out_labels

@@ -329,6 +329,33 @@ def test_built_in_images_are_what_preprocess_makes_of_their_pixels_in_every_size
         assert samples.draw((*size, channels), 4).shape == (4, *size, channels)
 
 
+CUTS = {
+    "resize": "crop",
+    "crop_fraction": 0.875,
+    "interpolation": "bicubic",
+    "antialias": True,
+    "mean": [0.3, 0.4, 0.5],
+}
+
+
+@pytest.mark.parametrize("source_size", [None, (48, 40)])
+@pytest.mark.parametrize("stated", [{}, {"bits": 12}, {"range": (0, 4095)}])
+def test_a_file_of_pixels_is_compared_on_the_pixels_that_the_model_prepares(
+    stated: dict[str, Any], source_size: Any, tmp_path: Path
+) -> None:
+    model, path = built(num_layers=1, num_classes=20, preprocessing=CUTS | stated), tmp_path / "pixels.tflite"
+    levels = np.random.default_rng(0).integers(0, 16, (8, 60, 40, 3))
+    values = (273 * levels).astype(np.uint16) if stated else (17 * levels).astype(np.uint8)
+    for images in (None, values, list(values), model.preprocess(values)):
+        options = {"quantize": "none", "input_dtype": "uint8", "source_size": source_size}
+        report = export.tflite(model, path, **options, verify=images)
+        # Pixels are rounded to whole numbers, which a file without a size of its own shows.
+        assert report.sqnr > (30 if source_size is None else 60)
+    other = model.with_config(model.config.replace(preprocessing={**CUTS, **stated, "mean": [0.5, 0.4, 0.3]}))
+    with pytest.raises(export.VerificationError):
+        export.verify(other, path, values)
+
+
 def test_built_in_images_are_always_the_same_and_unlike_each_other() -> None:
     first, again = (samples.images(tiny(), 12) for _ in range(2))
     np.testing.assert_array_equal(first, again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import zipfile
@@ -16,7 +17,7 @@ import tensorflow as tf
 from PIL import Image
 
 import image_kinds
-from keras_vit import Preprocessing, batch, converters, digits, export, train, zoo
+from keras_vit import Preprocessing, batch, converters, dense, digits, export, train, zoo
 from keras_vit.batch._search import write_contact_sheet
 from keras_vit.batch.folder import find_folder
 from keras_vit.export import server
@@ -31,7 +32,7 @@ TWELVE[0, :2] = 0, 4095
 ROUNDING = 2e-6  # of numbers from -1 to 1: a few units of the last place of float32
 
 
-def tiff(values: np.ndarray, photometric: int) -> bytes:
+def tiff(values: np.ndarray, photometric: int, *, extra: int = 0) -> bytes:
     """Return a TIFF of values (height, width) or (height, width, channels), with a tag that Pillow does not write."""
     height, width, channels = (*values.shape, 1)[:3]
     bits = [8 * values.dtype.itemsize] * channels
@@ -39,7 +40,8 @@ def tiff(values: np.ndarray, photometric: int) -> bytes:
     end = 8 + len(data)
     tags = [(256, 3, [width]), (257, 3, [height]), (258, 3, bits), (259, 3, [1]), (262, 3, [photometric])]
     tags += [(273, 4, [8]), (277, 3, [channels]), (278, 3, [height]), (279, 4, [len(data)])]
-    tags += [(338, 3, [0])] * (channels == 2)  # one more than the colours
+    if added := channels - (1 if photometric < 2 else 3):  # channels beside the colours
+        tags += [(338, 3, [extra] * added)]
     place, rows, more = end + 2 + 12 * len(tags) + 4, b"", b""
     for tag, kind, numbers in tags:
         content = b"".join(struct.pack("<H" if kind == 3 else "<I", number) for number in numbers)
@@ -104,9 +106,28 @@ def test_colours_of_16_bits_in_a_tiff_are_read_if_their_high_bytes_say_all() -> 
     np.testing.assert_array_equal(pillow.decode_with_pillow(tiff(16 * colours, 2)), colours >> 4)
 
 
-def test_a_tiff_of_two_bands_is_not_read_as_its_first() -> None:
-    with pytest.raises(ValueError, match="two bands, of which Pillow reads one"):
-        pillow.decode_with_pillow(tiff(np.zeros((SIDE, SIDE, 2), np.uint8), 1))
+@pytest.mark.parametrize(("channels", "photometric", "colours"), [(2, 1, 1), (4, 2, 3), (5, 2, 3)])
+def test_bands_of_a_tiff_that_pillow_leaves_out_are_refused(channels: int, photometric: int, colours: int) -> None:
+    bands = np.full((SIDE, SIDE, channels), 255, np.uint8)
+    with pytest.raises(ValueError, match=f"has {channels} channels, of which Pillow reads {colours}: .*pass an array"):
+        pillow.decode_with_pillow(tiff(bands, photometric))
+
+
+def test_a_fourth_band_that_a_tiff_calls_opacity_is_told_or_refused() -> None:
+    bands = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 4)).astype(np.uint8)
+    with pytest.warns(UserWarning, match="last channel is opacity"):
+        read = pillow.decode_with_pillow(tiff(bands, 2, extra=2))
+    np.testing.assert_array_equal(read, pillow.on_white(bands))
+    with pytest.raises(ValueError, match="high bytes up to 15"), pytest.warns(UserWarning, match="opacity"):
+        pillow.decode_with_pillow(tiff(np.repeat(TWELVE[..., None], 4, axis=-1), 2, extra=2))
+
+
+def test_a_tiff_of_several_pages_is_told() -> None:
+    first, second = (Image.fromarray(np.full((SIDE, SIDE), level, np.uint8)) for level in (10, 20))
+    stream = io.BytesIO()
+    first.save(stream, "TIFF", save_all=True, append_images=[second])
+    with pytest.warns(UserWarning, match="several pages: the first is read"):
+        assert (pillow.decode_with_pillow(stream.getvalue()) == 10).all()
 
 
 def test_what_uses_the_high_bits_or_is_black_needs_no_statement() -> None:
@@ -271,3 +292,27 @@ def test_embeddings_of_a_folder(twelve_bits: tuple[Path, np.ndarray, np.ndarray]
     matches = batch.search(record.path, got[:1], top=3)[0]
     write_contact_sheet(tmp_path / "found.html", "digits", record, matches, stated.config.preprocessing)
     assert (tmp_path / "found.html").read_text(encoding="utf-8").count("data:image/png") == 3
+
+
+# ---- maps
+
+
+@pytest.mark.parametrize("stated", [{"bits": 12}, {"range": (0, 4095)}, {"range": (-4095, 0)}])
+def test_maps_are_those_of_the_same_picture_in_bytes(stated: dict[str, Any], tmp_path: Path) -> None:
+    levels = np.random.default_rng(0).integers(0, 16, (40, 60, 3))
+    pixels, deep = (17 * levels).astype(np.uint8), (273 * levels).astype(np.uint16)  # 255 and 4,095 are 15 times these
+    numbers = deep.astype(np.float32) + np.float32(stated.get("range", (0, 0))[0])
+    backbone = built(num_classes=0)
+    model = dense.segmenter(backbone, num_classes=5)
+    for weights in model.trainable_weights:
+        weights.assign(np.random.default_rng(1).normal(scale=0.3, size=weights.shape))
+    same = dense.segmenter(backbone.with_config(backbone.config.replace(preprocessing=stated)), num_classes=5)
+    same.set_weights(model.get_weights())
+    [expected], [found] = model.predict_maps(pixels), same.predict_maps(numbers)
+    assert len(np.unique(expected)) > 1
+    np.testing.assert_array_equal(found, expected)
+    for number, one in enumerate((model, same)):
+        export.tflite(one, tmp_path / f"{number}.tflite", quantize="none", least_cosine=-1, least_agreement=0)
+    files = [export.load(tmp_path / f"{number}.tflite") for number in range(2)]
+    [expected], [found] = files[0].predict_maps(pixels), files[1].predict_maps(numbers)
+    np.testing.assert_array_equal(found, expected)
