@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.progress import print_line, track
-from keras_vit._util.text import abbreviated
+from keras_vit._util.text import abbreviated, warn
 from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train import strategies
@@ -35,6 +35,8 @@ from keras_vit.train.least_squares import Fold
 from keras_vit.train.probe import LAYER
 from keras_vit.train.solved_probe import SolvedProbe, describe
 from keras_vit.zoo.pretrained import load_any, resolve
+
+SAME = 1e-6  # largest squared distance of the features of one image in two batches, as a share of their squares
 
 
 def add_classes(
@@ -77,7 +79,8 @@ def add_classes(
         FileNotFoundError: the folder is not of a linear probe, or of one that kept nothing.
         FileExistsError: `out` has files of a run.
         CheckpointError: the model in the folder is not the one that was solved for, or a file is damaged.
-        ValueError: an argument is not valid, or a new class has no training image.
+        ValueError: an argument is not valid, a new class has no training image, or differs from one of the run in case
+            only.
 
     Example:
         >>> import tempfile
@@ -100,6 +103,7 @@ def add_classes(
     options = {"data_dir": data_dir, "train_split": train_split, "eval_split": eval_split}
     opened = None if data is None else open_data(data, on_bad_image=on_bad_image, **options)
     old, found = probe.class_names, opened.class_names if opened else ()
+    _check_spelling(old, found)
     names = (*old, *(name for name in found if name not in old))
     if isinstance(data, Mapping) and "class_names" not in data and len(names) > len(old):
         raise ValueError(f"Arrays with new classes need class_names. Received: numbers, of a run of {abbreviated(old)}")
@@ -117,6 +121,8 @@ def add_classes(
             f"A new class needs a training image; these have none: {abbreviated(missing)}. If all are held out, "
             "train_split='all' (--train-split all) trains on them"
         )
+
+    _warn_known(probe, new)
 
     # The head, and its comparison with the one before
     features, labels = (np.concatenate(pair) for pair in zip(probe.held_out, held_out, strict=True))
@@ -160,6 +166,28 @@ def _check_new_folder(folder: str) -> None:
             "than",
             folder,
         )
+
+
+def _check_spelling(old: Sequence[str], found: Sequence[str]) -> None:
+    """Raise a ValueError for a new class whose name differs from a class of the run in upper and lower case only."""
+    known = {name.casefold(): name for name in old}
+    if unclear := [(name, known[name.casefold()]) for name in found if name not in old and name.casefold() in known]:
+        new, name = unclear[0]
+        raise ValueError(
+            f"The run has a class {name!r}. If {new!r} is the same, rename the folder; if not, to a name that differs "
+            f"in more than case. Received: {len(unclear)} such names"
+        )
+
+
+def _warn_known(probe: SolvedProbe, new: Fold) -> None:
+    """Warn of images whose features the run has already: they would count twice."""
+    if "features" not in probe.equations or not len(new[1]):  # sums tell nothing of single images
+        return
+    known, found = (rows.astype(np.float64) for rows in (probe.equations["features"], new[0]))
+    squares = [np.square(rows).sum(axis=1) for rows in (found, known)]
+    nearest = (squares[0][:, None] + squares[1] - 2 * found @ known.T).min(axis=1)
+    if count := int((nearest <= SAME * squares[0]).sum()):
+        warn(f"{count:,} of {len(found):,} images to add are in the run already, and count twice: leave them out")
 
 
 def _kept_classes(

@@ -77,6 +77,20 @@ def test_the_tenth_that_training_holds_out_can_be_evaluated(tmp_path: Path, monk
     assert "no split 'half'" in message and "all, held-out, train" in message
 
 
+def test_a_class_whose_images_would_all_be_held_out_is_trained_on(tmp_path: Path) -> None:
+    fill(tmp_path, cat=40, dog=40)
+    with pytest.warns(UserWarning, match="held-out"):
+        held_out = next(name for name in files(sources.open_data(tmp_path).evaluation) if name.startswith("dog/"))
+    for name in (tmp_path / "dog").iterdir():
+        if name.name != held_out.partition("/")[2]:
+            name.unlink()
+    with pytest.warns(UserWarning, match="held-out"):
+        data = sources.open_data(tmp_path)
+    again = sources.open_data(tmp_path, eval_split="held-out", training=False)
+    assert held_out in files(data.train)
+    assert held_out not in files(data.evaluation) and files(again.evaluation) == files(data.evaluation)
+
+
 # What is read
 
 

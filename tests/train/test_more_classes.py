@@ -136,6 +136,17 @@ def test_a_class_is_taken_out_again(tmp_path: Path) -> None:
     assert found.metrics["old_classes"] == wanted.metrics["old_classes"] and "new_classes" not in found.metrics
 
 
+def test_images_that_the_run_has_already_are_told(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    _, first, added = divided()
+    fit(first, tmp_path / "first")
+    train.add_classes(tmp_path / "first", added, progress=False)
+    assert not [str(one.message) for one in recwarn if "in the run already" in str(one.message)]
+    images, labels = added["train"]
+    again = {**added, "train": (np.concatenate([images, first["train"][0][:7]]), np.append(labels, [1] * 7))}
+    with pytest.warns(UserWarning, match=f"7 of {len(images) + 7} images to add are in the run already"):
+        train.add_classes(tmp_path / "first", again, progress=False)
+
+
 def test_many_images_become_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, first, added = divided(300)
     fit(first, tmp_path / "first")
@@ -177,6 +188,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ({"data": None}, "Give data to add, or classes to take out"),
         ({"data": {"train": added["train"]}}, "need class_names"),
         ({"data": no_image}, "these have none: digit 8"),
+        (
+            {"data": {**added, "class_names": ["digit 9", "Digit 3", "digit 8"]}},
+            "has a class 'digit 3'. If 'Digit 3' is",
+        ),
         ({"without": ["digit 77"]}, "without must be a list of classes of the run"),
         ({"without": ["digit 3"]}, "that the data do not have"),
         ({"data": None, "without": NAMES[1:OLD]}, "at least two classes"),

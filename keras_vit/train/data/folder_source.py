@@ -60,7 +60,10 @@ class ImageList:
             return self
         # By "class/image.jpg" alone, so that an image stays held out when others are added or the folder is moved.
         hashes = [hash64("/".join(file.split("/")[-2:])) for file in self.files]
-        chosen = [i for i, number in enumerate(hashes) if (number % HELD_OUT_SHARE == 0) == subset.is_held_out]
+        held_out = np.array([number % HELD_OUT_SHARE == 0 for number in hashes], bool)
+        if self.labels.dtype.kind == "i":  # a class of which all would be held out is trained on
+            held_out &= np.isin(self.labels, self.labels[~held_out])
+        chosen = np.flatnonzero(held_out == subset.is_held_out)
         return replace(self, files=[self.files[i] for i in chosen], labels=self.labels[chosen])
 
 
