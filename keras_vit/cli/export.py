@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from keras_vit._util.checks import Rule
 from keras_vit._util.fields import option_names
 from keras_vit._util.files import check_folder_path, check_results, record_results
 from keras_vit._util.progress import print_line
@@ -125,7 +126,11 @@ def verify(
         ),
     ] = None,
     accelerator: Annotated[
-        str | None, options.choice(ACCELERATORS, "Of --outputs, those of the phone's cpu (default), gpu or npu.")
+        str | None,
+        options.checked(
+            Rule((str,), is_optional=True, choices=ACCELERATORS),
+            "Of --outputs, those of the phone's cpu (default), gpu or npu.",
+        ),
     ] = None,
     inputs: Annotated[
         Path | None, Option(help="Also write up to ten images into this folder, for examples/android/check.sh.")

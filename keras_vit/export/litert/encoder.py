@@ -11,7 +11,7 @@ from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import FLOAT16, INT8, Integers, Operators, Storage, static_dim
 from keras_vit.export.litert.plan import image_config
-from keras_vit.export.litert.writer import STREAM_READERS, FileWriter, PendingTensor, honours, source, writes
+from keras_vit.export.litert.writer import HONOURED, STREAM_READERS, FileWriter, PendingTensor, honours, source, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.attention import MASKED, MergeHeads, SplitHeads
@@ -137,7 +137,7 @@ honours(
     "attention_dropout_rate",
     norm=("layer", "rms"),
 )
-honours(vit.EncoderBlock, "config", "rotary", "causal", "stochastic_depth", "final_tokens")
+honours(vit.EncoderBlock, *HONOURED[BlockConfig], "rotary", "causal", "stochastic_depth", "final_tokens")
 
 
 @writes(vit.EncoderBlock, starts_stream=True, reads_stream=True)

@@ -1,5 +1,6 @@
 """Encoder blocks: attention and MLP with residual connections (ViT paper, equations 2 and 3)."""
 
+import dataclasses
 from typing import Any, Self
 
 import keras
@@ -210,11 +211,16 @@ class EncoderBlock(BaseLayer):
         return self.attention.weights_of(x, x, relative)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "config": self.config.to_dict()}
+        """Arguments of the layer, with those of the block's config spelled flat."""
+        config = super().get_config()
+        block: BlockConfig = config.pop("config")
+        return {**config, **block.to_dict()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        return super().from_config({**config, "config": BlockConfig(**config["config"])})
+        names = {field.name for field in dataclasses.fields(BlockConfig)}
+        block = BlockConfig(**{name: value for name, value in config.items() if name in names})
+        return super().from_config({"config": block, **{k: v for k, v in config.items() if k not in names}})
 
 
 def _first(x: Tensor, tokens: int | None) -> Tensor:
