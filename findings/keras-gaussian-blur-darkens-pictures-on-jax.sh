@@ -5,8 +5,8 @@
 # The layer RandomGaussianBlur has its own code, and keeps the mean.
 # Why it matters: blurred positives for contrastive learning, or a low-pass filter before subsampling, are darker
 # stripes on the back end that one moved to.
-# Instead: keras.ops.conv or depthwise_conv with a kernel of yours; test it with a picture of ones and one white
-# pixel.
+# Instead: a kernel of yours with keras.ops.depthwise_conv, tested on a picture of ones (keras-nightly
+# 3.16.0.dev2026102704 is right).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

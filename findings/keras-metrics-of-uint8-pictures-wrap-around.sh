@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Guess: keras.metrics.MeanAbsoluteError of two uint8 pictures is that of their floats, as the loss class gives it.
-# Fact: keras 3.15.1 subtracts and squares in the type of the prediction. Of uint8 the difference of 0 and 1 counts as
-# 255, and 255 squared is 1: MeanSquaredError is 1 in place of 32,513. The functions keras.losses.mean_squared_error
-# and mean_absolute_error do the same; the class MeanSquaredError of the losses casts first.
+# Fact: keras 3.15.1 casts the target to the type of the prediction, and subtracts and squares in it. Of uint8 the
+# difference of 0 and 1 counts as 255, and 255 squared is 1: MeanSquaredError is 1 in place of 32,513. The class
+# MeanSquaredError of the losses casts to float first.
 # Why it matters: decoded depth maps, masks and reconstructions are bytes when one compares files, and small errors
 # look large or the other way round.
 # Instead: cast both to float32 before update_state.
@@ -38,4 +38,8 @@ for kind, exact in ((keras.metrics.MeanAbsoluteError, 128), (keras.metrics.MeanS
 loss = float(keras.losses.MeanSquaredError()(target, picture))
 print("keras.losses.MeanSquaredError() of uint8:", loss)
 assert loss == 32513
+metric = keras.metrics.MeanAbsoluteError()
+metric.update_state(np.array([0.9, 0.9], np.float32), np.array([1, 1], np.uint8))
+print("targets of 0.9, predictions of 1 as uint8: mean absolute error", float(metric.result()))
+assert float(metric.result()) == 255, "the targets keep their type now"
 PY
