@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from keras_vit._util.checks import as_path
 from keras_vit._util.files import MAX_JSON_BYTES, parse_object
-from keras_vit._util.text import abbreviated, printable
+from keras_vit._util.text import abbreviated, printable, warn
 from keras_vit.converters import torch_files
 from keras_vit.converters.config_json import read_object
 from keras_vit.errors import CheckpointError
@@ -447,6 +447,12 @@ def find_weights(path: str | os.PathLike[str]) -> Path:
             names = [file.name for file in files]
             raise CheckpointError(f"{path} holds more than one file of weights: name one of them: {abbreviated(names)}")
         if files:
+            parts = re.compile(rf"{re.escape(files[0].stem)}-\d{{5}}-of-\d{{5}}{re.escape(files[0].suffix)}")
+            if others := sorted(file.name for file in path.iterdir() if parts.fullmatch(file.name)):
+                warn(
+                    f"keras_vit: {path} holds {files[0].name}, which is read, and another checkpoint in several files: "
+                    f"{abbreviated(others)}. To read that one, name one of its files."
+                )
             return files[0]
     if (path / _CHECKPOINTS).is_dir():
         best = f", or name {path / _BEST}, its best model so far" if (path / _BEST).exists() else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,19 @@ def test_a_checkpoint_in_several_files_is_one_and_each_is_needed(name: str, tmp_
             with pytest.raises(CheckpointError, match=f"lacks 1 of the 3 files of this checkpoint: '{file}'"):
                 converters.load(path)
         (tmp_path / "lost").rename(tmp_path / file)
+
+
+def test_a_whole_file_beside_one_in_parts_is_read_with_a_warning(tmp_path: Path) -> None:
+    files = split("hf_dinov2", tmp_path)
+    tensors = load_file(FOLDER / "hf_dinov2" / "model.safetensors")
+    save_file({name: np.zeros_like(array) for name, array in tensors.items()}, tmp_path / "model.safetensors")
+    with pytest.warns(UserWarning, match=rf"holds model.safetensors, which is read, and another .*{files[0]}"):
+        model = converters.load(tmp_path)
+    assert not any(array.any() for array in model.get_weights())
+    images, want = wanted(arrays(FOLDER / "hf_dinov2" / "reference.npz"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*another checkpoint in several files")
+        assert distance(converters.load(tmp_path / files[0])(images), want) <= CASES["hf_dinov2"]["float32"]
 
 
 def test_a_file_that_only_the_index_names_is_missed(tmp_path: Path) -> None:
