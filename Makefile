@@ -82,7 +82,7 @@ wheel: $(VENV)/.with-test ## build the wheel and the sdist in dist/
 	$(BIN)/python -m build --outdir dist .
 
 bench: $(VENV)/.with-test ## run the benchmarks, with the other packages that are installed
-	@for script in $(filter-out %compare.py %edge_peers.py %edge_report.py %few_photos.py %real_weights.py %real_weights_peers.py %accelerators.py %gpu.py %samples.py %subject_masks.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in $(filter-out %compare.py %edge_peers.py %edge_report.py %few_photos.py %real_weights.py %real_weights_peers.py %embed_peers.py %accelerators.py %gpu.py %samples.py %subject_masks.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 bench-gpu: $(VENV)/.with-test ## on a GPU, in 8 minutes: training steps, replicas, memory, SavedModel; writes benchmarks/results/gpu.txt
 	$(BIN)/python benchmarks/gpu.py

@@ -262,8 +262,7 @@ def quiet(*, starts_tensorflow: bool = True) -> Iterator[None]:
         os.dup2(hidden.fileno(), 2)
         try:
             if starts_tensorflow:
-                import tensorflow  # noqa: F401
-
+                _import_tensorflow()
             imported = True
             with contextlib.redirect_stderr(python_stderr):
                 yield
@@ -276,6 +275,18 @@ def quiet(*, starts_tensorflow: bool = True) -> Iterator[None]:
         finally:
             os.dup2(original, 2)
             os.close(original)
+
+
+def _import_tensorflow() -> None:
+    """Import TensorFlow and Keras without what Keras imports for its wrappers and plots, which no command uses."""
+    hidden = [name for name in ("matplotlib", "sklearn") if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
+    try:
+        import tensorflow  # noqa: F401
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def _python_stderr() -> TextIO:

@@ -162,7 +162,7 @@ def _in_colour(image: Any, preprocessing: Preprocessing) -> np.ndarray:
         image = image.convert(with_alpha) if with_alpha else image
         if is_transparent:
             return on_white(np.asarray(image.convert("RGBA")))
-        return np.asarray(image.convert("RGB"))
+        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))  # converting would copy
     except (ValueError, KeyError) as error:
         raise ValueError(f"has mode {image.mode}, which Pillow does not convert to RGB: {error}") from None
 

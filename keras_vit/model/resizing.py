@@ -40,18 +40,17 @@ def resize_arrays(images: np.ndarray, target: Size, preprocessing: Preprocessing
     else:
         axes = (1, 0) if is_stepwise or is_linear else (0, 1)  # as TensorFlow
     for axis in axes:
-        kept = slice(corner[axis], corner[axis] + target[axis])
+        kept = corner[axis], corner[axis] + target[axis]
         if size[axis] == source[axis]:
-            images = images[:, kept] if axis == 0 else images[:, :, kept]
+            images = images[:, slice(*kept)] if axis == 0 else images[:, :, slice(*kept)]
             continue
         if is_linear:
             # To the bit as resize_bilinear_op.cc (TensorFlow), which computes in float32.
-            places = _centers(size[axis], source[axis])[kept].astype(np.float32)
+            places = _centers(size[axis], source[axis])[slice(*kept)].astype(np.float32)
             first = np.floor(places).astype(int)
             images = interpolate(images, axis + 1, first.clip(0), np.where(first < 0, 0, places - first))
         else:
-            matrix = resize_matrix(size[axis], source[axis], preprocessing)[kept]
-            images = _multiply(images, matrix, axis + 1, preprocessing.matches_pillow)
+            images = _multiply(images, _products(size[axis], source[axis], kept, preprocessing), axis, preprocessing)
         if is_stepwise:
             images = images.clip(0, 255)
         if preprocessing.round_pixels:
@@ -59,28 +58,61 @@ def resize_arrays(images: np.ndarray, target: Size, preprocessing: Preprocessing
     return images.astype(np.float32)
 
 
-def _multiply(images: np.ndarray, matrix: Matrix, axis: int, matches_pillow: bool) -> np.ndarray:
-    """Multiply one axis of images by a matrix, in small parts, from the pixels alone that it uses: float32.
-
-    The sums are float64, so that they are exact where the result `matches_pillow`, whose halves are rounded up.
-    """
-    shape = [*images.shape]
-    shape[axis] = len(matrix)
-    result = np.empty(shape, np.float32)
-    source, target = (np.moveaxis(array, (axis, 3 - axis), (0, 1)) for array in (images, result))
+@functools.lru_cache(maxsize=64)
+def _products(
+    new: int, old: int, kept: tuple[int, int], preprocessing: Preprocessing
+) -> list[tuple[slice, slice | np.ndarray, Matrix]]:
+    """Divide the kept rows of a `resize_matrix`: some rows, the pixels that they use, and the factors of those."""
+    matrix = resize_matrix(new, old, preprocessing)[slice(*kept)]
+    products = []
     for start in range(0, len(matrix), ROWS):
         rows = matrix[start : start + ROWS]
         used = np.flatnonzero(rows.any(axis=0))
-        rows = rows[:, used]
         is_range = len(used) == used[-1] - used[0] + 1
-        step = max(1, MAX_PRODUCTS // (rows.size * math.prod(source.shape[2:])))
-        for first in range(0, source.shape[1], step):
-            pixels = source[:, first : first + step]
-            pixels = pixels[used[0] : used[-1] + 1] if is_range else pixels[used]
-            product = rows @ pixels.reshape(len(used), -1).astype(np.float64)
-            product = np.floor(product + 0.5) if matches_pillow else product
-            target[start : start + ROWS, first : first + step] = product.reshape(len(rows), *pixels.shape[1:])
-    return result
+        pixels = slice(int(used[0]), int(used[-1]) + 1) if is_range else used
+        products.append((slice(start, start + len(rows)), pixels, rows[:, used]))
+    return products
+
+
+def _multiply(
+    images: np.ndarray,
+    products: list[tuple[slice, slice | np.ndarray, Matrix]],
+    axis: int,
+    preprocessing: Preprocessing,
+) -> np.ndarray:
+    """Multiply the height (0) or the width (1) of images by a matrix, in small parts: float32, or bytes.
+
+    The sums are float64, so that they are exact where the preprocessing `matches_pillow`, whose halves are rounded up.
+    Buffers are used again: fresh memory takes longer than what is computed in it.
+    """
+    source = _swapped(images, axis)
+    source = source.reshape(len(source), -1)
+    length = products[-1][0].stop
+    result = np.empty((length, source.shape[1]), np.uint8 if preprocessing.matches_pillow else np.float32)
+    most = max(rows.shape[1] for *_, rows in products)
+    step = max(1, MAX_PRODUCTS // (ROWS * most))
+    for start in range(0, source.shape[1], step):
+        part = source[:, start : start + step]
+        pixels, product = np.empty((most, part.shape[1])), np.empty((ROWS, part.shape[1]))
+        for places, used, rows in products:
+            factors, sums = pixels[: rows.shape[1]], product[: len(rows)]
+            factors[:] = part[used]
+            np.matmul(rows, factors, out=sums)
+            if preprocessing.matches_pillow:
+                sums += 0.5
+                np.floor(sums, out=sums).clip(0, 255, out=sums)
+            result[places, start : start + step] = sums
+    others = [side for place, side in enumerate(images.shape) if place != axis + 1]
+    return _swapped(result.reshape(length, *others), axis, back=True)
+
+
+def _swapped(images: np.ndarray, axis: int, *, back: bool = False) -> np.ndarray:
+    """Move the height (0) or the width (1) to the front, or back: the values of a pixel are copied at once."""
+    pixels = np.ascontiguousarray(images)
+    whole = pixels.view(f"V{pixels.itemsize * pixels.shape[-1]}")[..., 0]
+    moved = np.moveaxis(whole, 0, axis + 1) if back else np.moveaxis(whole, axis + 1, 0)
+    moved = np.ascontiguousarray(moved)[..., None]
+    return moved.view(images.dtype).reshape(*moved.shape[:-1], images.shape[-1])
 
 
 def size_before_crop(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
