@@ -152,6 +152,9 @@ def resolve(
             card_or_error = card(spec)
         except ValueError as error:
             card_or_error = error
+        if isinstance(card_or_error, UnknownModelError) and Path(spec).suffix and not _exists(spec):
+            reason = str(card_or_error).removeprefix("No ")
+            card_or_error = UnknownModelError(f"There is no file {spec!r:.200}, and no {reason}")
         if not _is_file(spec, card_or_error):
             return _choose_weights(spec, card_or_error, default if weights is None else weights)
     if weights is not None:

@@ -23,7 +23,7 @@ from tiny_models import built
 
 CHECKPOINT = files.data_folder("zoo") / "weights" / "digits.npz"
 # Each command, and a word of its one line: the file, the option or the field. x.png is an image, own.npz a checkpoint,
-# empty.png an empty file, pipe.png a pipe, and `run` the folder of a training run that has not finished.
+# empty.png an empty file, pipe.png a pipe, `served` a SavedModel, and `run` a training run that has not finished.
 WRONG = {
     "predict mispelt x.png": "mispelt",
     "predict ViT-B/61 x.png": "nearest",
@@ -41,6 +41,10 @@ WRONG = {
     "predict runs/x x.png": "runs/x",
     "predict run x.png": "has not finished",
     "predict x.png x.png": "89 50 4e 47",
+    "predict served x.png": "served is a SavedModel, which servers and TensorFlow run",
+    "embed served x.png --to out": "keras-vit verify compares with its model",
+    "evaluate served --data digits": "served is a SavedModel",
+    "predict digts.tflit x.png": "There is no file 'digts.tflit', and no model has this name",
     "predict empty.png x.png": "empty.png",
     "predict own.npz x.png --weights sam": "weights='sam'",
     "convert own.npz out.npz --to gogle": "'big_vision'",
@@ -87,6 +91,10 @@ WRONG = {
     "export digits --to 1 --labels imagenett": "labels",
     "export digits --to digits.onnx": "a .tflite file, or a folder",
     "export digits --to digits.keras": "a .tflite file, or a folder",
+    "export digits --to out.tflit": "suffix .tflit, of a .tflite file .tflite",
+    "export digits --to out.tfilte": "suffix .tfilte",
+    "export digits --to out.tflite --num-classes 3": "--num-classes must be one of [0]. Received: 3",
+    "export digits --to x.png/1": "x.png is a file",
     "export digits --to nowhere/out.tflite": "nowhere",
     "export digits --to run": "run already exists",
     "export mispelt --to out.tflite": "mispelt",
@@ -97,6 +105,8 @@ WRONG = {
     "visualize digits x.png --image-size 2x2": "smaller than one patch",
     "visualize mispelt nothing.png": "nothing.png",
     "embed nothing.npz x.png --to out": "nothing.npz",
+    "embed digits x.png --to x.png": "x.png must be a folder. Received: x.png is a file",
+    "embed digits x.png --to x.png/rows": "x.png/rows must be a folder. Received: x.png is a file",
     "show nowhere/run": "nowhere/run",
     "show ViT-B/61": "nearest",
     "bench nothing.tflite": "nothing.tflite",
@@ -133,6 +143,8 @@ print(json.dumps([sorted(others), rows]))
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "saved_model.pb").touch()
     (tmp_path / "empty.png").touch()
     os.mkfifo(tmp_path / "pipe.png")
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
@@ -240,6 +252,13 @@ def test_an_error_of_tensorflow_is_one_line_without_its_graph(monkeypatch: pytes
     wrapped = ValueError("{{function_node __wrapped__DecodePng}} cannot decode [Op:DecodePng] name: ")
     assert "{{" not in raising(wrapped, monkeypatch)
     assert raising(MemoryError("3 GiB"), monkeypatch) == "keras-vit: There is not enough memory. 3 GiB"
+
+
+def test_without_the_packages_of_the_command_line_it_says_in_one_line_how_to_install_them() -> None:
+    program = "import sys; sys.modules['typer'] = None; from keras_vit.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == 'keras-vit: The command line needs the package typer: pip install "keras-vit-zoo"\n'
 
 
 def test_a_mistake_of_the_package_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
