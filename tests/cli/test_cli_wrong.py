@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ from keras_vit._util import files
 from keras_vit.cli import main, options, predict
 from keras_vit.visualize import report_page
 from keras_vit.zoo import catalogue
+from places import ROOT
 from tiny_models import built
 
 CHECKPOINT = files.data_folder("zoo") / "weights" / "digits.npz"
@@ -276,6 +278,24 @@ def test_a_warning_is_one_line_without_a_place(
     monkeypatch.setattr(cli, "app", app)
     cli.main()
     assert capsys.readouterr().err == "keras-vit: warning: images of 39x32 pixels\n"
+
+
+def test_a_mistyped_variable_is_named_with_the_nearest_that_exists() -> None:
+    code = "import sys; from keras_vit.__main__ import main; sys.argv[1:] = ['--version']; main()"
+    own = {name: value for name, value in os.environ.items() if not name.startswith("KERAS_VIT_")}
+    for given, line in {
+        "KERAS_VIT_OFLINE": "KERAS_VIT_OFLINE is read by nothing; the nearest is 'KERAS_VIT_OFFLINE'",
+        "KERAS_VIT_OFFLINE": "",
+    }.items():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**own, given: "1"})
+        assert done.stderr == (f"keras-vit: warning: {line}\n" if line else "") and not done.returncode
+
+
+def test_the_variables_of_the_package_are_those_of_the_guide() -> None:
+    guide = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(KERAS_VIT_\w+)` \|", guide, re.MULTILINE)
+    sources = "".join(path.read_text(encoding="utf-8") for path in files.PACKAGE.rglob("*.py"))
+    assert {*listed} == {*cli.VARIABLES} == {*re.findall(r"\bKERAS_VIT_[A-Z]+", sources)}
 
 
 def test_values_may_be_written_as_in_python() -> None:
