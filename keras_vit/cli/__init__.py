@@ -13,7 +13,7 @@ from typer import Option
 from typer.core import TyperCommand, TyperOption
 
 from keras_vit import __version__
-from keras_vit._util.text import in_our_words, printable, suggestion, warn
+from keras_vit._util.text import PACKAGE, in_our_words, printable, suggestion, warn
 from keras_vit.cli import batch, demo, export, options, predict, show, train
 
 __all__ = ["app", "main"]
@@ -95,7 +95,7 @@ def _common(
 
 def _warn_unknown_variables() -> None:
     """Warn about variables with the prefix of the package that it does not read."""
-    unknown = [name for name in sorted(os.environ) if name.startswith("KERAS_VIT_") and name not in VARIABLES]
+    unknown = [name for name in sorted(os.environ) if name.startswith(f"{PACKAGE.upper()}_") and name not in VARIABLES]
     if unknown and "_KERAS_VIT_COMPLETE" not in os.environ:  # a shell asks for completions
         warn("; ".join(f"{name} is read by nothing; {suggestion(name, VARIABLES)}" for name in unknown))
 
