@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from keras_vit._util.progress import counter
 from keras_vit.errors import DownloadError, FileUnavailableError, LicenseError
 
 HUB_SOURCE = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)/(?P<path>[^@]+)(@(?P<revision>.+))?")
+HUB = "https://huggingface.co"
 WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body|script)\b", re.IGNORECASE)
 # Characters of cached file names that are not percent-encoded, besides letters, digits and _.-
 UNQUOTED = " +,=@()~"
@@ -46,12 +48,13 @@ class Remote(NamedTuple):
     mirrored: list[str]  # paths in a mirror: the whole path, the path without the bucket, the file name
 
 
-def fetch(source: str, *, sha256: str | None = None) -> Path:
+def fetch(source: str, *, sha256: str | None = None, beside: Sequence[str] = ()) -> Path:
     """Download and verify a file if needed; return its local path.
 
     `source` is a local path, or a `file://`, `https://`, `http://`, `gs://` or `hf://` URL, which may end in
     `#sha256=<hex>`. A file that cannot be downloaded or has another SHA-256 raises a DownloadError; a missing local
-    path a FileNotFoundError; a malformed source or hash a ValueError.
+    path a FileNotFoundError; a malformed source or hash a ValueError. `beside` are sources that are fetched next: the
+    error of a file that is missing offline names those too.
     """
     source, fragment = urldefrag(source) if "://" in source else (source, "")
     hashes = {text.lower() for text in (sha256, fragment.removeprefix("sha256=")) if text}
@@ -62,7 +65,7 @@ def fetch(source: str, *, sha256: str | None = None) -> Path:
         raise ValueError(f"A SHA-256 must be 64 hexadecimal digits (in a URL: #sha256=<hex>). Received: {known}")
     local = _local_path(source)
     if local is None:
-        return _fetch_remote(_locate(source), known)
+        return _fetch_remote(_locate(source), known, list(map(_locate, beside)))
     if not local.exists():
         raise FileNotFoundError(f"There is no file or folder {local.absolute()}.")
     return _verified(local, known)
@@ -121,7 +124,7 @@ def _locate(source: str) -> Remote:
     return Remote(source, folder / names[-1], list(dict.fromkeys(mirrored)))
 
 
-def _fetch_remote(remote: Remote, sha256: str | None) -> Path:
+def _fetch_remote(remote: Remote, sha256: str | None, beside: list[Remote]) -> Path:
     """Get a remote file from, in this order, a mirror folder, the cache, the hub, a mirror's URL or its own URL."""
     mirror = os.environ.get("KERAS_VIT_MIRROR", "").rstrip("/")
     folder = _local_path(mirror) if mirror else None
@@ -131,14 +134,16 @@ def _fetch_remote(remote: Remote, sha256: str | None) -> Path:
             return _verified(copy, sha256)
     if _is_intact(remote.cached, sha256):
         return remote.cached
+    if folder is not None and not folder.is_dir():
+        raise FileUnavailableError(f"KERAS_VIT_MIRROR={folder} is not a folder. It is searched for {remote.url}.")
     if copies:
         raise FileUnavailableError(
             f"KERAS_VIT_MIRROR does not have {remote.url}. Looked for: {', '.join(map(str, copies))}."
         )
     if remote.url.startswith("hf://") and not mirror:
-        return _verified(_from_hub(remote), sha256)
+        return _verified(_from_hub(remote, beside), sha256)
     if _offline():
-        raise FileUnavailableError(_offline_message(remote))
+        raise FileUnavailableError(_offline_message(remote, beside))
     return _into_cache(remote, [f"{mirror}/{path}" for path in remote.mirrored] if mirror else [remote.url], sha256)
 
 
@@ -147,18 +152,30 @@ def _offline() -> bool:
     return any(switch not in ("", "0", "false", "no", "off") for switch in switches)
 
 
-def _offline_message(remote: Remote) -> str:
+def _offline_message(remote: Remote, beside: list[Remote]) -> str:
+    missing = [other for other in beside if not (other.cached.exists() or _is_cached(other.url))]
     return (
         f"{remote.cached.name} is {'damaged' if remote.cached.exists() else 'not'} in the cache, and KERAS_VIT_OFFLINE"
-        f" or HF_HUB_OFFLINE forbids the network. Download {remote.url} elsewhere and save it as {remote.cached}."
+        f" or HF_HUB_OFFLINE forbids the network. {_by_hand([remote, *missing])}"
     )
 
 
-def _no_connection(host: str | None) -> str:
+def _no_connection(host: str | None, remotes: list[Remote]) -> str:
     return (
-        f"There is no connection to {host}. Without a network, use the model 'digits' or the path of a file; "
-        "KERAS_VIT_OFFLINE=1 uses only files that were downloaded before."
+        f"There is no connection to {host}. Without a network, use the model 'digits', the path of a file, or "
+        "KERAS_VIT_MIRROR, a folder with the files; KERAS_VIT_OFFLINE=1 uses only files that were downloaded before. "
+        + _by_hand(remotes)
     )
+
+
+def _by_hand(remotes: list[Remote]) -> str:
+    """Say from where files can be downloaded by other programs, and under which names they are found."""
+    return f"Download elsewhere and save {', and '.join(f'{_address(each)} as {each.cached}' for each in remotes)}."
+
+
+def _address(remote: Remote) -> str:
+    hub = HUB_SOURCE.fullmatch(remote.url)
+    return f"{HUB}/{hub['repo']}/resolve/{hub['revision'] or 'main'}/{hub['path']}" if hub else remote.url
 
 
 def _has_connection(endpoint: str) -> bool:
@@ -172,7 +189,7 @@ def _has_connection(endpoint: str) -> bool:
     return True
 
 
-def _from_hub(remote: Remote) -> Path:
+def _from_hub(remote: Remote, beside: list[Remote]) -> Path:
     """Get a file of the Hugging Face Hub, cached and verified by the hub's own package."""
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -185,12 +202,10 @@ def _from_hub(remote: Remote) -> Path:
         path = hf_hub_download(hub["repo"], hub["path"], revision=hub["revision"], local_files_only=is_local)
     except LocalEntryNotFoundError as error:
         if _offline():
-            raise FileUnavailableError(_offline_message(remote)) from error
-        raise DownloadError(_no_connection(urlsplit(constants.ENDPOINT).hostname)) from error
+            raise FileUnavailableError(_offline_message(remote, beside)) from error
+        raise DownloadError(_no_connection(urlsplit(constants.ENDPOINT).hostname, [remote, *beside])) from error
     except (EntryNotFoundError, RepositoryNotFoundError) as error:
-        advice = (
-            f" If it exists, accept its terms at https://huggingface.co/{hub['repo']} and log in with `hf auth login`."
-        )
+        advice = f" If it exists, accept its terms at {HUB}/{hub['repo']} and log in with `hf auth login`."
         is_denied = isinstance(error, RepositoryNotFoundError)  # does not exist, is private, or has terms to accept
         raise FileUnavailableError(f"{remote.url}: {error}{advice if is_denied else ''}") from error
     except (OSError, ValueError) as error:
@@ -209,7 +224,7 @@ def _into_cache(remote: Remote, urls: list[str], sha256: str | None) -> Path:
                 return cached
             for url in urls:
                 try:
-                    _write_pin(cached, part, _download(url, part, sha256))
+                    _write_pin(cached, part, _download(url, part, sha256, remote))
                     return part.replace(cached)
                 except FileUnavailableError as error:
                     refusals.append(str(error))
@@ -226,7 +241,7 @@ def _into_cache(remote: Remote, urls: list[str], sha256: str | None) -> Path:
     raise FileUnavailableError(f"{cached.name} is not available. " + " ".join(refusals))
 
 
-def _download(url: str, part: Path, sha256: str | None) -> str:
+def _download(url: str, part: Path, sha256: str | None, remote: Remote) -> str:
     """Download a file to `part`, continue what an earlier attempt or process left there, and return its SHA-256."""
     for attempt in range(ATTEMPTS):
         time.sleep(BACKOFF * 2 ** (attempt - 1) if attempt else 0)
@@ -236,7 +251,7 @@ def _download(url: str, part: Path, sha256: str | None) -> str:
         except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
             # urllib3's MaxRetryError, which has a `reason`, says that no connection was made.
             if not attempt and hasattr(error.args[0] if error.args else None, "reason"):
-                raise DownloadError(_no_connection(urlsplit(url).hostname)) from error
+                raise DownloadError(_no_connection(urlsplit(url).hostname, [remote])) from error
             failure: Exception = error
         except (requests.RequestException, ValueError) as error:  # ValueError: addresses that cannot be parsed
             raise DownloadError(f"{url} cannot be requested: {str(error)[:300]}") from error

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ with needs_extra("keras_vit.batch", "batch"):
     import pyarrow  # noqa: F401
 
 from keras_vit._util.checks import as_path, check_counts, expand_home, given, one_of
-from keras_vit._util.files import MAX_BYTES
+from keras_vit._util.files import MAX_BYTES, check_folder
 from keras_vit._util.progress import counter
 from keras_vit.batch import compute
 from keras_vit.batch.compute import WHAT
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.zoo.pretrained import ResolvedModel
 
+ROWS_PER_FILE = 4096
 COMPARED = 16  # images of a run on which an int8 file and the model are compared
 CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32
 AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
@@ -51,7 +53,7 @@ def embed(
     dtype: str = "auto",
     output_dtype: str = "float32",
     batch_size: int = 16,
-    rows_per_file: int = 4096,
+    rows_per_file: int | None = None,
     max_bytes: int = MAX_BYTES,
     shard: str = "0/1",
     retry_errors: bool = False,
@@ -81,7 +83,8 @@ def embed(
             the images, and run on every processor; _run.json has the figures. A .tflite file has its own.
         output_dtype: of the values, "float32" or "float16".
         batch_size: number of images in a call of the model, >= 1. A GPU needs 128 or more to be fast.
-        rows_per_file: number of rows of a Parquet file, >= 1. The images of a file of records are one file.
+        rows_per_file: number of rows of a Parquet file, >= 1. None is that of the run in the folder, of a new one 4096.
+            The images of a file of records are one file.
         max_bytes: of an image file, >= 1. A larger file is a row with an error; at most so much of it is read.
         shard: "i/n" computes every n-th file from file i, 0 <= i < n, so that n processes share the work.
         retry_errors: whether to compute finished files again that have rows with an error.
@@ -96,7 +99,7 @@ def embed(
     Raises:
         ValueError: an argument is wrong, the folder has the files of another run, or the run is finished and the source
             has other images now.
-        FileNotFoundError: there is no image.
+        FileNotFoundError, NotADirectoryError: there is no image; a file is where the folder would be.
         ImportError: a package is missing.
 
     Example:
@@ -113,7 +116,7 @@ def embed(
     one_of("dtype", dtype, ("auto", "float32", "bfloat16", "int8"))
     one_of("output_dtype", output_dtype, ("float32", "float16"))
     one_of("engine", engine, ("local", "ray"))
-    check_counts(batch_size=batch_size, rows_per_file=rows_per_file, max_bytes=max_bytes)
+    check_counts(batch_size=batch_size, max_bytes=max_bytes, **given(rows_per_file=rows_per_file))
     first, count = _parse_shard(shard)
     names, target = _check_paths(source, to)
     is_new = not (target / RECORD).exists()
@@ -125,7 +128,7 @@ def embed(
         "what": what,
         "output_dtype": output_dtype,
         "weights": fingerprint(loaded),
-        "rows_per_file": rows_per_file,
+        **given(rows_per_file=rows_per_file),
     }
     if dtype != "auto":
         facts["dtype"] = dtype
@@ -135,7 +138,11 @@ def embed(
     if is_file and (dtype != "auto" or engine != "local"):
         received = f"dtype={dtype!r}, engine={engine!r}"
         raise ValueError(f"dtype and engine are for models: {loaded.path} has its own dtype. Received: {received}")
-    state = {"working_folder": str(Path.cwd()), "dtype": "file" if is_file else _best_dtype(loaded)}
+    state = {
+        "working_folder": str(Path.cwd()),
+        "dtype": "file" if is_file else _best_dtype(loaded),
+        "rows_per_file": ROWS_PER_FILE,
+    }
     folder = replace(open_folder(target, facts, state, origin), max_bytes=max_bytes)
     settings = {name: folder.record[name] for name in ("what", "output_dtype")} | {"batch_size": batch_size}
     is_int8 = folder.record["dtype"] == "int8"
@@ -190,7 +197,9 @@ def quantized(model: "VisionTransformer", folder: Folder, what: str) -> FileMode
                 if len(images) == COMPARED:
                     break
             try:
-                report = tflite(model, path, verify=np.concatenate(images) if len(images) > 1 else None)
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "keras_vit: MediaPipe")  # which never gets this file
+                    report = tflite(model, path, verify=np.concatenate(images) if len(images) > 1 else None)
             except VerificationError as error:
                 raise ValueError(f"dtype='int8' is too far from the model: take dtype='auto'. {error}") from None
             figures = given(cosine=report.mean_cosine, difference_cosine=report.difference_cosine, images=report.images)
@@ -218,6 +227,7 @@ def _check_paths(source: Any, to: Any) -> tuple[list[str], Path]:
             raise ValueError(f'{argument} must be a path; "." is the current folder. Received: {value!r:.200}')
     if re.match(r"[a-z][a-z0-9+.-]+:/", target):
         raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {target!r:.200}")
+    check_folder(Path(target))
     return names, Path(target).absolute()
 
 
@@ -226,10 +236,10 @@ def _check_images(folder: Folder, unfinished: list[int], shard: tuple[int, int])
 
     If the source has other images than the list, a finished run is a ValueError, and another one goes on with the list.
     """
-    if not folder.is_current():
-        reason = f"{folder.path} lists {folder.record['images']:,} images, and there are others now"
+    if changes := folder.describe_changes():
+        reason = f"{folder.path}: the source has other images than were listed: {changes}"
         if not unfinished:
-            raise ValueError(f"{reason}. Its run is finished: choose a new folder")
+            raise ValueError(f"{reason}. Its run is finished: embed into a new folder")
         warn(f"{reason}. Its run goes on with the images of the list")
         return unfinished  # what is finished may be of images that are gone
     if stale := folder.stale(*shard):

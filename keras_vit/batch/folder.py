@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from filelock import FileLock
 
 from keras_vit._util.checks import as_list, given
 from keras_vit._util.files import MAX_BYTES, check_results, hash_files, replacing, writing_result
-from keras_vit._util.text import error_reason
+from keras_vit._util.text import error_reason, escaped
 from keras_vit.batch import images
 
 # Readers of Parquet folders leave out names with an underscore, and patterns of file names the ending .listing. It is a
@@ -74,8 +75,22 @@ class Folder:
         sources = self.record["source"]
         if any("://" in source for source in as_list(sources)):
             return True
-        listed = itertools.chain.from_iterable(map(self.names, range(self.record["files"])))
-        return all(found == name for found, name in itertools.zip_longest(images.find(sources), listed))
+        return all(found == name for found, name in itertools.zip_longest(images.find(sources), self._listed()))
+
+    def _listed(self) -> Iterator[str]:
+        return itertools.chain.from_iterable(map(self.names, range(self.record["files"])))
+
+    def describe_changes(self) -> str:
+        """Compare the source with the list: "2 added, 0 removed, such as a.png"; "" if it has the same images."""
+        if self.is_current():
+            return ""
+        counts = Counter(images.find(self.record["source"]))
+        counts.subtract(Counter(self._listed()))
+        added, removed = +counts, -counts
+        example = next(iter([*added, *removed]), None)
+        if example is None:
+            return "the same images in another order"
+        return f"{added.total():,} added, {removed.total():,} removed, such as {escaped(example)}"
 
     def read(self, name: str) -> bytes:
         """Read the image file of a row, from its path. Errors are those of the row, or of a network."""

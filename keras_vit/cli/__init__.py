@@ -13,13 +13,15 @@ from typer import Option
 from typer.core import TyperCommand, TyperOption
 
 from keras_vit import __version__
-from keras_vit._util.text import in_our_words, printable
+from keras_vit._util.text import PACKAGE, in_our_words, printable, suggestion, warn
 from keras_vit.cli import batch, demo, export, options, predict, show, train
 
 __all__ = ["app", "main"]
 
 USAGE_ERROR: Any = typer.BadParameter.__base__  # of click, or of typer's copy of it
 MANY_OPTIONS = 15  # a command with more shows them in groups
+# Environment variables of the package, as docs/environment.md lists them.
+VARIABLES = ("KERAS_VIT_CACHE", "KERAS_VIT_MEMORY", "KERAS_VIT_MIRROR", "KERAS_VIT_OFFLINE")
 INTERRUPTED, TERMINATED = 130, 143  # exit codes after Ctrl-C and SIGTERM
 
 
@@ -44,7 +46,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 # Groups of options in --help, by the names of their parameters; the others come first, under "Options".
 PANELS = {
-    "Model": ("model", *options.MODEL_NAMES, "config", "teacher", "continue_from"),
+    "Model": ("model", *options.MODEL_NAMES, "num_classes", "config", "teacher", "continue_from"),
     "Data": ("data", "data_dir", "train_split", "eval_split", "split", "on_bad_image", "images", "verify_on"),
     "SavedModel": export.SAVED_MODEL_OPTIONS,
     "LiteRT file": export.TFLITE_OPTIONS,
@@ -91,6 +93,13 @@ def _common(
     """Vision Transformers for TensorFlow and Keras 3: load the official models exactly, train, export."""
 
 
+def _warn_unknown_variables() -> None:
+    """Warn about variables with the prefix of the package that it does not read."""
+    unknown = [name for name in sorted(os.environ) if name.startswith(f"{PACKAGE.upper()}_") and name not in VARIABLES]
+    if unknown and "_KERAS_VIT_COMPLETE" not in os.environ:  # a shell asks for completions
+        warn("; ".join(f"{name} is read by nothing; {suggestion(name, VARIABLES)}" for name in unknown))
+
+
 def main() -> None:
     """Run the command. A user error prints one line on standard error and gives exit code 1.
 
@@ -99,6 +108,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     with warnings.catch_warnings():
         warnings.showwarning = options.show_warning
+        _warn_unknown_variables()
         try:
             app()
         except SystemExit as end:

@@ -36,7 +36,9 @@ def embed(
     ] = "auto",
     output_dtype: Annotated[str, Option(help="Of the values: float32 or float16.")] = "float32",
     batch_size: Annotated[int, options.integer(1, "Images per call; 128 or more for a GPU.")] = 16,
-    rows_per_file: Annotated[int, options.integer(1, "Images per Parquet file.")] = 4096,
+    rows_per_file: Annotated[
+        int | None, options.integer(1, "Images per Parquet file; default: 4096, or as in the folder.")
+    ] = None,
     max_bytes: Annotated[int, options.integer(1, "Of an image file; a larger one is a row with an error.")] = MAX_BYTES,
     shard: Annotated[str, Option(help="i/n: every n-th file from file i, for one of n processes.")] = "0/1",
     retry_errors: Annotated[bool, Option("--retry-errors", help="Compute files that have errors again.")] = False,
@@ -47,27 +49,32 @@ def embed(
     """Write the embeddings or predictions of any number of images to Parquet files: path, values, error."""
     is_file = options.is_tflite(model)
     found = None if is_file else options.find_model(model, **chosen)
-    with options.quiet(starts_tensorflow=not is_file):
-        from keras_vit import batch
-        from keras_vit.batch._embed import describe_origin
-        from keras_vit.batch.folder import first_error
+    try:
+        with options.quiet(starts_tensorflow=not is_file):
+            from keras_vit import batch
+            from keras_vit.batch._embed import describe_origin
+            from keras_vit.batch.folder import first_error
 
-        recorded = {name: chosen[name] for name in ("which", "image_size", "patch_size")}
-        result = batch.embed(
-            found.load() if found else options.load_file(model, **chosen),
-            source,
-            to=to,
-            what=what,
-            dtype=dtype,
-            output_dtype=output_dtype,
-            batch_size=batch_size,
-            rows_per_file=rows_per_file,
-            max_bytes=max_bytes,
-            shard=shard,
-            retry_errors=retry_errors,
-            engine=engine,
-            origin=describe_origin(found.resolved, **recorded) if found else None,
-        )
+            recorded = {name: chosen[name] for name in ("which", "image_size", "patch_size")}
+            result = batch.embed(
+                found.load() if found else options.load_file(model, **chosen),
+                source,
+                to=to,
+                what=what,
+                dtype=dtype,
+                output_dtype=output_dtype,
+                batch_size=batch_size,
+                rows_per_file=rows_per_file,
+                max_bytes=max_bytes,
+                shard=shard,
+                retry_errors=retry_errors,
+                engine=engine,
+                origin=describe_origin(found.resolved, **recorded) if found else None,
+            )
+    except KeyboardInterrupt:
+        if to.is_dir():
+            options.echo(f"Stopped. The same command goes on in {to}", err=True)
+        raise
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     options.echo(json.dumps(result._asdict(), default=str) if as_json else text)
     if result.rows == result.errors:
@@ -178,9 +185,13 @@ def _warn_changed(folder: Folder) -> None:
     if folder.record["images"] > CHECKED:
         return
     try:
-        has_changed = bool(folder.stale()) or not folder.is_current()
+        changes, stale = folder.describe_changes(), folder.stale()
     except (OSError, ValueError, ImportError):  # nothing is at the source
         return
-    if has_changed:
-        change = "images were added, removed or changed since these vectors were computed"
-        warn(f"{folder.path}: {change}. Run keras-vit embed again to search in them")
+    if changes:
+        advice = "To search in them, embed into a new folder"
+        warn(f"{folder.path}: the source has other images than were embedded: {changes}. {advice}")
+    elif stale:
+        example = f"{len(stale):,}, such as {folder.file(stale[0]).name}"
+        advice = "The same keras-vit embed computes them again"
+        warn(f"{folder.path} has files with the vectors of images that have changed: {example}. {advice}")

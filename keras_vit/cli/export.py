@@ -11,11 +11,12 @@ from keras_vit._util.checks import Rule
 from keras_vit._util.fields import option_names
 from keras_vit._util.files import check_folder_path, check_results, record_results
 from keras_vit._util.progress import print_line
-from keras_vit._util.text import text_lines
+from keras_vit._util.text import nearest, text_lines
 from keras_vit.cli import options
 from keras_vit.export.modes import Options
 from keras_vit.export.phone import ACCELERATORS
 
+TFLITE = ".tflite"
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 MAX_PHONE_IMAGES = 10
@@ -23,6 +24,11 @@ FILE_OPTIONS = [name for name in option_names(Options) if name not in options.MO
 # Options of `keras-vit export` that only a .tflite file takes, and those that only a SavedModel takes.
 TFLITE_OPTIONS = ["calibrate", *(name for name in FILE_OPTIONS if name != "labels")]
 SAVED_MODEL_OPTIONS = ("top", "warmup", "dtype")
+HEADLESS: Any = options.checked(
+    Rule((int,), is_optional=True, choices=(0,)),
+    "0 leaves out the head: what is written returns features.",
+    "--num-classes",
+)
 GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 
 
@@ -54,6 +60,7 @@ def export(
         ),
     ] = False,
     dtype: Annotated[str | None, Option(help="Of a SavedModel's weights: float32 or bfloat16.")] = None,
+    num_classes: Annotated[int | None, HEADLESS] = None,
     as_json: options.Json = False,
     **given: Any,
 ) -> None:
@@ -61,12 +68,16 @@ def export(
     from keras_vit.export.modes import load_mode
     from keras_vit.model import task
 
-    is_saved_model = to.suffix.lower() != ".tflite"
-    if to.suffix.lower() in OTHER_FORMATS:
+    suffix = to.suffix.lower()
+    is_saved_model = suffix != TFLITE
+    if suffix in OTHER_FORMATS:
         raise ValueError(f"--to must be a .tflite file, or a folder for a SavedModel such as vit/1. Received: {to}")
+    if is_saved_model and nearest(suffix, [TFLITE]):
+        raise ValueError(f"--to has the suffix {suffix}, of a .tflite file {TFLITE}. Received: {to}")
     _check_options(context, to, is_saved_model)
     files, compared = (options.choose_images(paths or [], MAX_IMAGES) or None for paths in (images, verify_on))
-    found = options.find_model(model, **{name: given.pop(name) for name in options.MODEL_NAMES})
+    chosen = {name: given.pop(name) for name in options.MODEL_NAMES}
+    found = options.find_model(model, num_classes=num_classes, **chosen)
     if (labels := given["labels"]) and Path(labels).is_file():
         given["labels"] = text_lines(Path(labels).read_bytes(), labels)
     if not found.has_maps:  # the model itself knows its head

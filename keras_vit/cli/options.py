@@ -22,7 +22,7 @@ from typer import Argument, Option
 
 from keras_vit._util.checks import Rule, expand_home, field_rules, given
 from keras_vit._util.fields import option_help
-from keras_vit._util.files import image_files
+from keras_vit._util.files import check_folder, image_files
 from keras_vit._util.text import GRAPH_NAMES, error_reason, printable, warn
 from keras_vit.errors import KerasViTError
 
@@ -90,7 +90,7 @@ def integer(least: int, help: str, *names: str) -> Any:
 
 def choice(known: tuple[str, ...], help: str, *names: str) -> Any:
     """Describe an option that takes one of the known values."""
-    return checked(Rule((str,), choices=known), help, *names)
+    return checked(Rule((str,), is_optional=True, choices=known), help, *names)
 
 
 def checked(rule: Rule, help: str, *names: str, has_zero: bool = False, complete: Complete | None = None) -> Any:
@@ -112,6 +112,7 @@ def folder(help: str) -> Any:
     def parse(text: str) -> Path:
         if not str(text):
             raise typer.BadParameter("a folder needs a name. Received: ''")
+        check_folder(Path(text))
         return Path(text)
 
     return Option(help=help, parser=parse, metavar="FOLDER")

@@ -431,6 +431,7 @@ _WEIGHTS = (
     *("*.pth", "*.pt", "*.ckpt", "*.pth.tar", "*.bin"),
     "tf_model.h5",
 )
+_SAVED_MODEL = "saved_model.pb"
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
 
 
@@ -459,6 +460,11 @@ def find_weights(path: str | os.PathLike[str]) -> Path:
         raise CheckpointError(
             f"{path} is a training run that has not finished: it has no {_WEIGHTS[0]} yet. Start the run again with "
             f"the same arguments to finish it{best}."
+        )
+    if (path / _SAVED_MODEL).exists():
+        raise CheckpointError(
+            f"{path} is a SavedModel, which servers and TensorFlow run (tf.saved_model.load), and keras-vit verify "
+            "compares with its model. Expected: the model that it was exported from"
         )
     names = sorted(file.name for file in path.iterdir())[:10]
     raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {names}")

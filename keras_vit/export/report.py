@@ -40,6 +40,7 @@ class Report:
             squares: 1 in a right file. None as for `difference_cosine`.
         is_constant: whether the model gives the same outputs for all images, as one with a new head of zeros does. Then
             nothing is compared but that the file gives them too: the errors, cosines and agreements are None.
+        has_classes: whether the model has classes of images or pixels; if not, the agreement is not printed.
         agreement: share of images with the same best class, 0 to 1; without a head, with the same largest feature. Of
             maps, the share of pixels with the same class, or of depth with a ratio to the model's below 1.25.
         decided_agreement: share with the same best class or a near tie: the model's logits of the two classes are
@@ -92,6 +93,7 @@ class Report:
     difference_cosine: float | None = None
     difference_scale: float | None = None
     is_constant: bool = False
+    has_classes: bool = True
     decided_agreement: float | None = None
     mean_iou: float | None = None
     segments: int | None = None
@@ -126,10 +128,12 @@ class Report:
         same = "same best class" if self.mean_iou is None else "pixels of the same class"
         same = same if self.relative_error is None else "pixels within a factor of 1.25"
         same = same if self.segments is None else f"same segments, of {self.segments},"
-        errors = ""
+        figures = []
         if self.cosine is not None:
-            errors = f"cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error {self.max_error:.1e}, "
-        compared = NOT_COMPARED if self.agreement is None else f"{errors}{same} {self.agreement:.2%}{ties}"
+            figures.append(f"cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error {self.max_error:.1e}")
+        if self.agreement is not None and (self.has_classes or self.relative_error is not None):
+            figures.append(f"{same} {self.agreement:.2%}{ties}")
+        compared = NOT_COMPARED if self.agreement is None else ", ".join(figures)
         lines = [
             f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
             f"on {self.images} images{caveat}: {compared}",

@@ -331,6 +331,7 @@ def compare(task: tasks.Task, expected: Outputs, received: Outputs) -> dict[str,
     return {
         "images": len(want),
         "is_constant": all(map(says_nothing, expected.values())),
+        "has_classes": task.has_classes,
         "max_error": float(np.abs(want - got).max()) / max(float(np.abs(want).max()), TINY),
         "cosine": min((float(cosines.min()) for cosines in by_output), default=1.0),
         "mean_cosine": min((float(cosines.mean()) for cosines in by_output), default=1.0),

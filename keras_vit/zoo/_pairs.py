@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.zoo.cards import families
-from keras_vit.zoo.pretrained import ResolvedModel, fetch_beside, fetch_source, load_resolved, resolve
+from keras_vit.zoo.pretrained import ResolvedModel, beside_urls, fetch_beside, fetch_source, load_resolved, resolve
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
@@ -84,7 +84,10 @@ def fetch_text(resolved: ResolvedModel) -> list[Path]:
     if row.text is None:
         files = [fetch_source(resolved)]
     else:
-        files = [fetch(location), *fetch_beside(location, [_CONFIG], needed=_CONFIG)]
+        files = [
+            fetch(location, beside=beside_urls(location, [_CONFIG])),
+            *fetch_beside(location, [_CONFIG], needed=_CONFIG),
+        ]
     return [*files, fetch(row.tokenizer)] if row.tokenizer else files
 
 

@@ -152,6 +152,9 @@ def resolve(
             card_or_error = card(spec)
         except ValueError as error:
             card_or_error = error
+        if isinstance(card_or_error, UnknownModelError) and Path(spec).suffix and not _exists(spec):
+            reason = str(card_or_error).removeprefix("No ")
+            card_or_error = UnknownModelError(f"There is no file {spec!r:.200}, and no {reason}")
         if not _is_file(spec, card_or_error):
             return _choose_weights(spec, card_or_error, default if weights is None else weights)
     if weights is not None:
@@ -380,14 +383,15 @@ def fetch_files(resolved: ResolvedModel) -> list[Path]:
 
     source = resolved.source or ""
     row = resolved.published
+    # Published files of the hub need theirs: it has what the tensors do not show, such as the activation.
+    needed = "" if row is None else "config.json"
     if row is None:
         path = fetch(source)
     else:
         name = f"{resolved.name}, weights {row.tag!r},"
         check_license(source, name, row.license, row.terms, is_accepted=resolved.accept_license)
-        path = fetch(source, sha256=row.sha256)
-    # Published files of the hub need theirs: it has what the tensors do not show, such as the activation.
-    return [path, *fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")]
+        path = fetch(source, sha256=row.sha256, beside=beside_urls(source, [needed]))
+    return [path, *fetch_beside(source, _CONFIG_FILES, needed=needed)]
 
 
 def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> list[Path]:
@@ -395,11 +399,16 @@ def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> list
     from keras_vit._util.downloads import fetch
 
     paths = []
-    if match := _REMOTE_CHECKPOINT.fullmatch(source):
-        for name in names:
-            with contextlib.nullcontext() if name == needed else contextlib.suppress(FileUnavailableError):
-                paths.append(fetch(f"{match['folder']}{name}{match['revision'] or ''}"))
+    for name, url in zip(names, beside_urls(source, names), strict=False):
+        with contextlib.nullcontext() if name == needed else contextlib.suppress(FileUnavailableError):
+            paths.append(fetch(url))
     return paths
+
+
+def beside_urls(source: str, names: Sequence[str]) -> list[str]:
+    """List the URLs of files beside a remote checkpoint of the hub's kind; none beside another."""
+    match = _REMOTE_CHECKPOINT.fullmatch(source)
+    return [f"{match['folder']}{name}{match['revision'] or ''}" for name in names] if match else []
 
 
 def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> None:

@@ -21,10 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from file_server import FileServer, Served
+from keras_vit import zoo
 from keras_vit._util import downloads
 from keras_vit._util.downloads import fetch
 from keras_vit._util.files import cache_folder
 from keras_vit.errors import DownloadError, FileUnavailableError
+from keras_vit.zoo import cards
 
 pytest_plugins = ["download_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")
@@ -156,7 +158,7 @@ def test_without_a_connection_there_is_one_attempt_and_one_short_message(monkeyp
     monkeypatch.setattr(downloads, "BACKOFF", 1000.0)  # a second attempt would wait
     with pytest.raises(DownloadError) as caught:
         fetch("gs://vit_models/sam/ViT-B_16.npz")
-    words = ("storage.googleapis.com", "'digits'", "path", "KERAS_VIT_OFFLINE")
+    words = ("storage.googleapis.com", "'digits'", "path", "KERAS_VIT_MIRROR", "KERAS_VIT_OFFLINE", "ViT-B_16.npz as /")
     assert all(word in str(caught.value) for word in words)
 
 
@@ -357,6 +359,30 @@ def test_offline_the_cache_answers_or_the_error_says_what_to_put_where(
     assert fetch(OBJECT) == place
     os.truncate(place, 50)
     with pytest.raises(DownloadError, match="damaged"):
+        fetch(OBJECT)
+
+
+def test_offline_all_files_of_a_model_are_named_by_addresses_that_any_program_downloads(
+    hub: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
+    row = cards.select(cards.card("DINOv2-S/14"), "default")
+    with pytest.raises(FileUnavailableError) as caught:
+        zoo.load("DINOv2-S/14")
+    repo, _, file = row.location.removeprefix("hf://").rpartition("/")
+    places = [cache / "hf" / repo / name for name in (file, "config.json")]
+    for place in places:
+        assert f"https://huggingface.co/{repo}/resolve/main/{place.name} as {place}" in str(caught.value)
+    places[1].parent.mkdir(parents=True)
+    places[1].write_text("{}")
+    with pytest.raises(FileUnavailableError) as caught:
+        zoo.load("DINOv2-S/14")
+    assert str(places[0]) in str(caught.value) and "config.json" not in str(caught.value)
+
+
+def test_a_mirror_folder_that_does_not_exist_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path / "nowhere"))
+    with pytest.raises(FileUnavailableError, match=r"KERAS_VIT_MIRROR=.*nowhere is not a folder"):
         fetch(OBJECT)
 
 

@@ -104,7 +104,7 @@ def test_an_examination_is_refused_before_the_work(tmp_path: Path, monkeypatch: 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "examination.json").write_bytes(JSON)
     for out, message in (
-        (tmp_path / "file", "needs a folder, and this is a file"),
+        (tmp_path / "file", "must be a folder"),
         (tmp_path / "mine", "not written by keras-vit"),
     ):
         assert message in fails(monkeypatch, "evaluate", "digits", "--data", "digits", "--out", out)

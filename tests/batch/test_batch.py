@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +22,14 @@ import pytest
 import tensorflow as tf
 from array_record.python.array_record_module import ArrayRecordWriter
 from fsspec.implementations.memory import MemoryFileSystem
+from typer.testing import CliRunner
 
 import image_kinds
 from command_line import fails, run
 from keras_vit import batch
 from keras_vit.batch import compute, images
 from keras_vit.batch.folder import open_folder
+from keras_vit.cli import app
 from keras_vit.errors import DownloadError
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -161,7 +164,7 @@ def test_a_stopped_run_goes_on_with_the_same_bytes_and_no_image_twice(
     written = first.stat().st_mtime_ns
     Path(paths[-1]).with_name("00-added-later.png").write_bytes(Path(paths[0]).read_bytes())
     monkeypatch.chdir(tmp_path / "photos")
-    with pytest.warns(UserWarning, match="out lists 13 images, and there are others now. Its run goes on with"):
+    with pytest.warns(UserWarning, match="1 added, 0 removed, such as .*00-added-later.png. Its run goes on with"):
         assert embed(model(), tmp_path / "photos", to="../out").rows == 13
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert first.stat().st_mtime_ns == written
@@ -181,11 +184,30 @@ def test_what_changed_is_computed_again_and_what_is_gone_is_kept(tmp_path: Path)
     assert rows(out)[0]["embeddings"] == rows(out)[1]["embeddings"]
     assert [contents(out)[name] == file for name, file in before.items()] == [False, True, True]
     paths[0].unlink()
-    with pytest.raises(ValueError, match="lists 13 images, and there are others now. Its run is finished"):
+    with pytest.raises(ValueError, match=r"0 added, 1 removed, such as .*png. Its run is finished: embed into a new"):
         embed(model(), sources, to=out)
     (out / "part-00002-of-00003.parquet").unlink()
     with pytest.warns(UserWarning, match="goes on with the images of the list"):
         assert embed(model(), sources, to=out) == (out, 13, 0)  # with the vector of the image that is gone
+
+
+def test_a_folder_keeps_its_rows_per_file_unless_others_are_stated(tmp_path: Path) -> None:
+    photos(tmp_path / "photos")
+    embed(model(), tmp_path / "photos", to=tmp_path / "out", rows_per_file=6)
+    assert embed(model(), tmp_path / "photos", to=tmp_path / "out", rows_per_file=None).rows == 13
+    with pytest.raises(ValueError, match="rows_per_file was 6 and is now 7"):
+        embed(model(), tmp_path / "photos", to=tmp_path / "out", rows_per_file=7)
+    embed(model(), tmp_path / "photos", to=tmp_path / "others", rows_per_file=None)
+    assert json.loads((tmp_path / "others" / "_run.json").read_text())["rows_per_file"] == 4096
+
+
+def test_a_list_in_another_order_is_told_from_other_images(tmp_path: Path) -> None:
+    paths = photos(tmp_path / "photos")
+    source = _list_of_paths(tmp_path, paths)
+    embed(model(), source, to=tmp_path / "out")
+    _list_of_paths(tmp_path, paths[::-1])
+    with pytest.raises(ValueError, match="the same images in another order. Its run is finished"):
+        embed(model(), source, to=tmp_path / "out")
 
 
 def test_shards_share_the_work_and_another_run_is_refused(tmp_path: Path) -> None:
@@ -487,6 +509,26 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(tmp_path / "photos", 2)
+
+    def stop(self: compute.Worker, batch: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WORKER, "_rows", stop)
+    line = ["embed", "digits", str(tmp_path / "photos"), "--to", str(tmp_path / "out"), "--dtype", "float32"]
+    ended = CliRunner().invoke(app, line)
+    assert ended.exit_code == 130
+    assert f"Stopped. The same command goes on in {tmp_path / 'out'}" in ended.stderr
+
+
+def test_an_int8_run_warns_of_nothing_that_its_file_is_not_for(tmp_path: Path) -> None:
+    photos(tmp_path / "photos")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="keras_vit: MediaPipe")
+        batch.embed(model(), tmp_path / "photos", to=tmp_path / "out", dtype="int8")
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     photos(tmp_path / "photos", 2)

@@ -146,7 +146,11 @@ def outcome(command: Callable[[Path, str, Change], list[np.ndarray]], change: Ch
     said = " ".join(str(each.message) for each in told if not issubclass(each.category, DeprecationWarning))
     if is_same(found, command(place, "new", change)):
         return f"same: {said}"
-    return "warned" if command is search and "added, removed or changed" in said else "OTHER"
+    return (
+        "warned"
+        if command is search and ("other images than" in said or "images that have changed" in said)
+        else "OTHER"
+    )
 
 
 @pytest.mark.full

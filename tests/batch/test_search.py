@@ -92,6 +92,26 @@ def test_a_photo_finds_itself_and_what_resembles_it(folder: Path) -> None:
     assert len(lines) == 2 and lines[0] == f"1.000  {photo}"
 
 
+def test_search_and_embed_agree_about_images_that_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos, vectors = tmp_path / "photos", tmp_path / "vectors"
+    photos.mkdir()
+    for number in range(3):
+        (photos / f"{number}.png").write_bytes(png(number))
+    run("embed", "digits", photos, "--to", vectors, "--dtype", "float32")
+    (photos / "1.png").write_bytes(png(7))
+    with pytest.warns(
+        UserWarning, match="of images that have changed: 1, such as .*. The same keras-vit embed computes"
+    ):
+        run("search", vectors, photos / "2.png")
+    with pytest.warns(UserWarning, match="computed again"):
+        run("embed", "digits", photos, "--to", vectors, "--dtype", "float32")
+    (photos / "9.png").write_bytes(png(9))
+    with pytest.warns(UserWarning, match="1 added, 0 removed, such as .*9.png. .* embed into a new folder"):
+        run("search", vectors, photos / "2.png")
+    message = fails(monkeypatch, "embed", "digits", photos, "--to", vectors, "--dtype", "float32")
+    assert "1 added, 0 removed, such as" in message and "embed into a new folder" in message
+
+
 @pytest.mark.full
 def test_the_contact_sheet_shows_each_image_or_why_it_cannot(tmp_path: Path) -> None:
     photos, sheet = tmp_path / "photos", tmp_path / "sheet.html"
@@ -110,7 +130,9 @@ def test_the_contact_sheet_shows_each_image_or_why_it_cannot(tmp_path: Path) -> 
     (photos / "0.png").unlink()
     (photos / "1.png").write_bytes(b"no image")
     (photos / "2.png").write_bytes(image_kinds.png(60_000, 60_000, 8, 2, b"\0"))  # would be 10 GB of pixels
-    with pytest.warns(UserWarning, match="images were added, removed or changed since"):
+    with pytest.warns(
+        UserWarning, match="0 added, 1 removed, such as .*0.png. To search in them, embed into a new folder"
+    ):
         run("search", tmp_path / "vectors", photos / "3.png", "--out", sheet)
     page = Document(sheet.read_text(encoding="utf-8"))
     shown = page.all("img")

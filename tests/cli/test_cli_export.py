@@ -6,6 +6,7 @@ import gc
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,6 +53,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert printed.startswith(f"{path}: {byte_size(path.stat().st_size)}, dynamic\n  on 8 images: cosine 0.99")
     assert "exported in" in printed
     return path
+
+
+def test_the_line_that_embed_advises_for_a_file_with_a_head_writes_one_that_it_takes(
+    written: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = fails(monkeypatch, "embed", written, pictures, "--to", "rows")
+    advised = re.search(r"keras-vit (export MODEL .*\.tflite)", message)
+    assert advised
+    assert "class" not in run(*advised[1].replace("MODEL", "digits").split())
+    assert run("embed", "features.tflite", pictures, "--to", "rows").endswith(": 20 rows, 0 with an error\n")
 
 
 def test_a_file_is_verified_on_built_in_images_and_on_ones_own(written: Path, pictures: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -19,11 +20,12 @@ from keras_vit._util import files
 from keras_vit.cli import main, options, predict
 from keras_vit.visualize import report_page
 from keras_vit.zoo import catalogue
+from places import ROOT
 from tiny_models import built
 
 CHECKPOINT = files.data_folder("zoo") / "weights" / "digits.npz"
 # Each command, and a word of its one line: the file, the option or the field. x.png is an image, own.npz a checkpoint,
-# empty.png an empty file, pipe.png a pipe, and `run` the folder of a training run that has not finished.
+# empty.png an empty file, pipe.png a pipe, `served` a SavedModel, and `run` a training run that has not finished.
 WRONG = {
     "predict mispelt x.png": "mispelt",
     "predict ViT-B/61 x.png": "nearest",
@@ -41,6 +43,10 @@ WRONG = {
     "predict runs/x x.png": "runs/x",
     "predict run x.png": "has not finished",
     "predict x.png x.png": "89 50 4e 47",
+    "predict served x.png": "served is a SavedModel, which servers and TensorFlow run",
+    "embed served x.png --to out": "keras-vit verify compares with its model",
+    "evaluate served --data digits": "served is a SavedModel",
+    "predict digts.tflit x.png": "There is no file 'digts.tflit', and no model has this name",
     "predict empty.png x.png": "empty.png",
     "predict own.npz x.png --weights sam": "weights='sam'",
     "convert own.npz out.npz --to gogle": "'big_vision'",
@@ -87,6 +93,10 @@ WRONG = {
     "export digits --to 1 --labels imagenett": "labels",
     "export digits --to digits.onnx": "a .tflite file, or a folder",
     "export digits --to digits.keras": "a .tflite file, or a folder",
+    "export digits --to out.tflit": "suffix .tflit, of a .tflite file .tflite",
+    "export digits --to out.tfilte": "suffix .tfilte",
+    "export digits --to out.tflite --num-classes 3": "--num-classes must be one of [0]. Received: 3",
+    "export digits --to x.png/1": "x.png is a file",
     "export digits --to nowhere/out.tflite": "nowhere",
     "export digits --to run": "run already exists",
     "export mispelt --to out.tflite": "mispelt",
@@ -97,6 +107,8 @@ WRONG = {
     "visualize digits x.png --image-size 2x2": "smaller than one patch",
     "visualize mispelt nothing.png": "nothing.png",
     "embed nothing.npz x.png --to out": "nothing.npz",
+    "embed digits x.png --to x.png": "x.png must be a folder. Received: x.png is a file",
+    "embed digits x.png --to x.png/rows": "x.png/rows must be a folder. Received: x.png is a file",
     "show nowhere/run": "nowhere/run",
     "show ViT-B/61": "nearest",
     "bench nothing.tflite": "nothing.tflite",
@@ -133,6 +145,8 @@ print(json.dumps([sorted(others), rows]))
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "saved_model.pb").touch()
     (tmp_path / "empty.png").touch()
     os.mkfifo(tmp_path / "pipe.png")
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
@@ -260,6 +274,13 @@ def test_an_error_of_tensorflow_is_one_line_without_its_graph(monkeypatch: pytes
     assert raising(MemoryError("3 GiB"), monkeypatch) == "keras-vit: There is not enough memory. 3 GiB"
 
 
+def test_without_the_packages_of_the_command_line_it_says_in_one_line_how_to_install_them() -> None:
+    program = "import sys; sys.modules['typer'] = None; from keras_vit.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == 'keras-vit: The command line needs the package typer: pip install "keras-vit-zoo"\n'
+
+
 def test_a_mistake_of_the_package_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyError):
         raising(KeyError("a bug"), monkeypatch)
@@ -275,6 +296,24 @@ def test_a_warning_is_one_line_without_a_place(
     monkeypatch.setattr(cli, "app", app)
     cli.main()
     assert capsys.readouterr().err == "keras-vit: warning: images of 39x32 pixels\n"
+
+
+def test_a_mistyped_variable_is_named_with_the_nearest_that_exists() -> None:
+    code = "import sys; from keras_vit.__main__ import main; sys.argv[1:] = ['--version']; main()"
+    own = {name: value for name, value in os.environ.items() if not name.startswith("KERAS_VIT_")}
+    for given, line in {
+        "KERAS_VIT_OFLINE": "KERAS_VIT_OFLINE is read by nothing; the nearest is 'KERAS_VIT_OFFLINE'",
+        "KERAS_VIT_OFFLINE": "",
+    }.items():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**own, given: "1"})
+        assert done.stderr == (f"keras-vit: warning: {line}\n" if line else "") and not done.returncode
+
+
+def test_the_variables_of_the_package_are_those_of_the_guide() -> None:
+    guide = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(KERAS_VIT_\w+)` \|", guide, re.MULTILINE)
+    sources = "".join(path.read_text(encoding="utf-8") for path in files.PACKAGE.rglob("*.py"))
+    assert {*listed} == {*cli.VARIABLES} == {*re.findall(r"\bKERAS_VIT_[A-Z]+", sources)}
 
 
 def test_values_may_be_written_as_in_python() -> None:

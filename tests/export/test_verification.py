@@ -94,6 +94,13 @@ def test_the_figures_are_those_of_their_definitions() -> None:
     assert compared({"logits": want}, {"logits": got}).agreement == 0.75
 
 
+def test_the_largest_feature_of_a_model_without_a_head_is_not_called_a_class() -> None:
+    features = {"features": np.array([[3.0, 4.0], [1.0, 0.0]])}
+    figures = verification.compare(Classification(num_classes=0), features, features)
+    lines = export.Report(path=Path(__file__), bytes=1, milliseconds=1.5, **figures).lines()
+    assert lines[1].endswith("relative error 0.0e+00") and "class" not in str(lines)
+
+
 def test_equals_have_no_noise_and_are_json_all_the_same() -> None:
     want = {"logits": np.zeros((2, 3))}  # logits of a new head: without a direction
     report = compared(want, want)
