@@ -137,11 +137,7 @@ def verify(
         ),
     ] = None,
     accelerator: Annotated[
-        str | None,
-        options.checked(
-            Rule((str,), is_optional=True, choices=ACCELERATORS),
-            "Of --outputs, those of the phone's cpu (default), gpu or npu.",
-        ),
+        str | None, options.choice(ACCELERATORS, "Of --outputs, those of the phone's cpu (default), gpu or npu.")
     ] = None,
     inputs: Annotated[
         Path | None, Option(help="Also write up to ten images into this folder, for examples/android/check.sh.")

@@ -441,10 +441,11 @@ class Options:
                 "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
                 f"Received: {self.input_dtype!r}"
             )
-        if self.source_sides == config.size and config.preprocessing.crop_fraction < 1:
+        sides = (self.source_size,) * 2 if isinstance(self.source_size, int) else as_python(self.source_size)
+        if sides == config.size and config.preprocessing.crop_fraction < 1:
             yield (
                 "source_size must not be the model's own image_size, of which files take pixels that are cut already: "
-                f"leave it out, or state the size of whole images. Received: {self.source_sides}"
+                f"leave it out, or state the size of whole images. Received: {sides}"
             )
         if self.output == "probabilities" and self.output not in task.outputs:
             received = f"num_classes={config.num_classes}, projection_head={config.projection_head}"

@@ -358,6 +358,9 @@ def test_a_file_of_pixels_is_compared_on_the_pixels_that_the_model_prepares(
         report = export.tflite(model, path, **options, verify=images)
         # Pixels are rounded to whole numbers, which a file without a size of its own shows.
         assert report.sqnr > (30 if source_size is None else 60)
+    for own in (model.config.size, model.config.size[0]):
+        with pytest.raises(ValueError, match="must not be the model's own image_size"):
+            export.tflite(model, tmp_path / "own.tflite", input_dtype="uint8", source_size=own)
     other = model.with_config(model.config.replace(preprocessing={**CUTS, **stated, "mean": [0.5, 0.4, 0.3]}))
     with pytest.raises(export.VerificationError):
         export.verify(other, path, values)
