@@ -39,6 +39,7 @@ class Rule:
     interval: str | None = None
     choices: tuple[Any, ...] = ()
     item: Any = None  # annotation of what a list or a table with any keys has; None accepts everything
+    items: tuple[Any, ...] = ()  # annotations of a list of so many items
     table: Any = None  # dataclass or TypedDict with the keys of a table
 
     @classmethod
@@ -54,6 +55,7 @@ class Rule:
             interval=next((rule.interval for rule in rules if rule.interval), None),
             choices=tuple(choice for rule in rules for choice in rule.choices),
             item=next((rule.item for rule in rules if rule.item), None),
+            items=next((rule.items for rule in rules if rule.items), ()),
         )
 
     @classmethod
@@ -65,8 +67,8 @@ class Rule:
             return cls(tuple({type(choice): None for choice in arguments}), choices=arguments)
         if origin is Annotated:
             return dataclasses.replace(cls.from_type(arguments[0]), interval=arguments[1])
-        if origin is tuple:  # a pair is checked by `pair`
-            return cls((list,), item=arguments[0] if arguments[1:] == (...,) else None)
+        if origin is tuple:
+            return cls((list,), item=arguments[0]) if arguments[1:] == (...,) else cls((list,), items=arguments)
         if origin is list:
             return cls((list,), item=arguments[0])
         if origin in (dict, Mapping):
@@ -98,6 +100,11 @@ class Rule:
             yield f"{where} must be {' or '.join(names)}. {received}"
         elif self.table is not None and isinstance(value, dict):
             yield from table_problems(value, self.table, where)
+        elif self.items and isinstance(value, list):
+            if len(value) != len(self.items):
+                yield f"{where} must be a list of {len(self.items)}. {received}"
+            for index, (hint, item) in enumerate(zip(self.items, value, strict=False)):
+                yield from Rule.from_type(hint).problems(item, f"{where}[{index}]")
         elif self.item is not None and isinstance(value, dict | list):
             items = {f"{where}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {}
             items |= {f"{where}[{index}]": item for index, item in enumerate(value) if isinstance(value, list)}
@@ -168,8 +175,11 @@ class Checked:
             value = getattr(self, name)
             if rule.is_float and value is not None:
                 self._set(name, float(value))
-            elif isinstance(value, tuple) and rule.item is not None and Rule.from_type(rule.item).is_float:
-                self._set(name, tuple(float(item) for item in value))
+            elif isinstance(value, tuple):
+                hints = rule.items or (rule.item,) * len(value)
+                floats = [hint is not None and Rule.from_type(hint).is_float for hint in hints]
+                pairs = zip(value, floats, strict=True)
+                self._set(name, tuple(float(item) if is_float else item for item, is_float in pairs))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen

@@ -7,7 +7,7 @@ The fields of ViTConfig are in groups. Each group checks its own values and can 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, Self, cast, get_args
+from typing import Annotated, Any, Literal, Self, assert_never, cast, get_args
 
 from keras_vit._util.checks import Checked, Count, Positive, Share, WholeNumber, pair
 from keras_vit._util.fields import documented
@@ -200,6 +200,10 @@ Activation = Literal[
 ]
 # fmt: on
 Classifier = Literal["token", "gap", "token_gap", "map", "unpooled", "token_unpooled"]
+_READS_CLASS_TOKEN: dict[Classifier, bool] = {
+    **dict.fromkeys(("token", "token_gap", "token_unpooled"), True),
+    **dict.fromkeys(("gap", "map", "unpooled"), False),
+}
 # As position.METHODS, which needs NumPy.
 PositionMethod = Literal["official", "bilinear", "bilinear-antialias", "bicubic", "bicubic-offset", "bicubic-antialias"]
 ACTIVATIONS = get_args(Activation)
@@ -534,7 +538,7 @@ class HeadConfig(Group):
     @property
     def reads_class_token(self) -> bool:
         """True if the feature comes from the class token."""
-        return self.classifier in ("token", "token_gap", "token_unpooled")
+        return _READS_CLASS_TOKEN[self.classifier]
 
 
 # The fields of the last base come first.
@@ -665,7 +669,9 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
                 return tokens + means
             case "map":
                 return [("map", 0), *means[:-1]]
-        return [("unpooled", 0)]
+            case "unpooled" | "token_unpooled":
+                return [("unpooled", 0)]
+        assert_never(self.classifier)
 
     @property
     def num_read_blocks(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 
@@ -78,11 +78,25 @@ def _without_values(config: ViTConfig) -> VisionTransformer:
 Shape: TypeAlias = tuple[int, ...]  # of one image, without the batch
 FLOAT = 4  # bytes of a float32
 SCALE = 12  # bytes for each output of an int8 kernel: a float32 scale, and the int64 zero point that LiteRT stores
-# Tensors of an activation's width that exist at once in inference, the input included. Results with a single reader are
-# overwritten in place; most activations read their input twice, for a product at the end.
+
+
+class ActivationTensors(NamedTuple):
+    """Numbers of tensors of an activation's width.
+
+    Args:
+        at_once: that exist at once in inference, the input included. Results with a single reader are overwritten in
+            place; most activations read their input twice, for a product at the end.
+        kept: that TensorFlow's graph keeps for the gradient, unless XLA computes them again.
+    """
+
+    at_once: int
+    kept: int
+
+
 ACTIVATION_TENSORS = {
-    **dict.fromkeys(("gelu_tanh", "gelu_erf", "gelu_quick", "silu", "hard_swish"), 2),
-    **dict.fromkeys(("leaky_relu", "linear", "relu", "relu6", "sigmoid", "tanh"), 1),
+    **dict.fromkeys(("gelu_tanh", "gelu_erf", "hard_swish"), ActivationTensors(2, 4)),
+    **dict.fromkeys(("gelu_quick", "silu"), ActivationTensors(2, 1)),
+    **dict.fromkeys(("leaky_relu", "linear", "relu", "relu6", "sigmoid", "tanh"), ActivationTensors(1, 1)),
 }
 # The fields of ViTConfig and ResNetConfig that this module honours. A new one that is not `uncounted` is an error.
 FIELDS = """
@@ -177,7 +191,7 @@ def count(config: ViTConfig) -> Numbers:
             "declare them as `uncounted`"
         )
     for activation in (config.activation, config.representation_activation):
-        _activation_tensors(activation)
+        activation_tensors(activation)
     return count_model(symbolic_model(config))
 
 
@@ -360,7 +374,8 @@ def _rotary(layer: RotaryFrequencies, shape: Shape) -> Cost:
     return Cost(peak=values)
 
 
-def _activation_tensors(name: str) -> int:
+def activation_tensors(name: str) -> ActivationTensors:
+    """Look up an activation; one without a row is a TypeError."""
     if name not in ACTIVATION_TENSORS:
         raise TypeError(f"The cost of the activation {name!r} is unknown. Add it to ACTIVATION_TENSORS in {__name__}")
     return ACTIVATION_TENSORS[name]
@@ -372,7 +387,7 @@ def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
     denses: list[Any] = [layer.dense1, layer.dense2, *([layer.gate] if layer.gated else [])]
     return Cost(
         multiply_adds=positions * sum(prod(dense.kernel.shape) for dense in denses),
-        peak=(_activation_tensors(layer.activation) + layer.gated) * hidden,
+        peak=(activation_tensors(layer.activation).at_once + layer.gated) * hidden,
     )
 
 

@@ -236,6 +236,8 @@ class Network:
         for kind, number in c.feature_parts:
             if kind == "map":
                 parts.append(self._pool_by_attention(x))
+            elif kind not in ("token", "mean"):
+                raise TypeError(f"Network does not know the part {kind!r} of a feature")
             else:
                 name = "pool_mean" if kind == "mean" and c.classifier != "gap" else "pool"
                 parts.append(self._pool_block(name, x, 0 if kind == "token" else None, number))

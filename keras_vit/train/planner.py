@@ -17,7 +17,7 @@ from keras_vit._util.checks import check_counts, given
 from keras_vit._util.text import byte_size
 from keras_vit.model.architectures import canonical_name
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.cost import count, symbolic_model
+from keras_vit.model.cost import activation_tensors, count, symbolic_model
 from keras_vit.model.layers import ResNetRoot, ResNetUnit
 from keras_vit.model.vision_transformer import HEADS
 from keras_vit.train._recipe import SLOTS, Recipe
@@ -238,7 +238,6 @@ def _matches(recipe: Recipe, config: ViTConfig) -> dict[str, set[str]]:
 
 # Values that gradients keep, measured in TensorFlow's graphs (tests/train/test_planner.py) and as memory.
 ATTENTION = 3  # for each value of the tokens: queries, keys and values; and the scores
-MLP, GELU = 1, 4  # for each value of the hidden layer; with GELU of single operators, which XLA computes again
 NORM = 2  # for each value of the tokens, in float32
 RESNET = 3.3  # for each value of a unit's output, in float32
 
@@ -259,7 +258,7 @@ def _activations(
     """
     tokens, scores = config.num_tokens * config.hidden_size, config.num_heads * config.num_tokens**2
     hidden, mixed = config.num_tokens * config.mlp_dim, config.hidden_size * (config.tokens_mlp_dim or 0)
-    mlp = GELU if config.activation in ("gelu_tanh", "gelu_erf", "hard_swish") and not xla else MLP
+    mlp = 1 if xla else activation_tensors(config.activation).kept  # for each value of the hidden layer
     kept = (mlp + config.gated_mlp) * hidden + 2 * tokens * (trains_scales and config.layer_scale is not None)
     kept += mlp * mixed if mixed else ATTENTION * tokens + scores * (2 if config.attention_dropout_rate else 1)
     if trains_kernels:  # the input of each product

@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 
 from keras_vit import position
+from keras_vit._util.checks import Checked
 from keras_vit.model.architectures import HYBRIDS, SIZES
 from keras_vit.model.config import POSITION_METHODS, Preprocessing, ViTConfig, check_fields
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -194,3 +195,29 @@ def test_the_default_preprocessing_is_the_official_evaluation() -> None:
 
 def test_the_position_methods_are_those_of_the_position_module() -> None:
     assert POSITION_METHODS == position.METHODS
+
+
+def test_a_pooling_that_nobody_wrote_is_an_error_and_not_another_pooling() -> None:
+    config = ViTConfig(image_size=32, patch_size=8, num_registers=2)
+    object.__setattr__(config, "classifier", "registers")  # as if it were in the Literal
+    for name in ("feature_parts", "reads_class_token", "read_tokens"):
+        with pytest.raises((AssertionError, KeyError), match="registers"):
+            getattr(config, name)
+
+
+def test_lists_of_a_fixed_length_are_checked_item_by_item() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Limits(Checked):
+        levels: tuple[float, Annotated[float, "(0, 1]"]] | None = None
+
+    assert Limits(levels=[0, 1]).levels == (0.0, 1.0) and type(Limits(levels=(0, 1)).levels[0]) is float
+    assert Limits().levels is None
+    for levels, words in (
+        ((1, 1, 1), "must be a list of 2"),
+        ((1,), "must be a list of 2"),
+        (("a", 1), r"levels\[0\] must be"),
+        ((0, 2), r"levels\[1\] must be in \(0, 1\]"),
+        ((True, 1), r"levels\[0\] must be"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Limits(levels=levels)

@@ -130,7 +130,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "hybrid": VARIANTS["hybrid"] | {"hidden_size": 32, "image_size": 32},
     **{
         activation: {"activation": activation}
-        for activation in ("gelu_erf", "silu", "hard_swish", "leaky_relu", "relu6")
+        for activation in ("gelu_erf", "gelu_quick", "silu", "hard_swish", "leaky_relu", "relu6")
     },
     "dropout": {"dropout_rate": 0.1, "attention_dropout_rate": 0.1},
 }
