@@ -61,8 +61,8 @@ def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: 
     found: dict[str, int] = {}
     for key, keys in (
         (str, [{label, *ids} for label, ids in zip(texts, _label_ids(labels, known), strict=True)]),
-        (_loose, [{_loose(label)} for label in texts]),
-        (_loose, [{_loose(part) for part in label.split(",")} for label in texts]),
+        (loose_name, [{loose_name(label)} for label in texts]),
+        (loose_name, [{loose_name(part) for part in label.split(",")} for label in texts]),
     ):
         table: dict[str, int | None] = {}
         for number, spellings in enumerate(keys):
@@ -95,13 +95,14 @@ def _label_ids(labels: str | tuple[str, ...], known: list[tuple[str, str]]) -> l
     if isinstance(labels, str):
         return [[label_id] for label_id, _ in known]
     for pairs in map(read, lists()):  # converted files spell some labels of ImageNet differently
-        same = [_loose(one) == _loose(other) for (_, one), (_, other) in zip(pairs, known, strict=False)]
+        same = [loose_name(one) == loose_name(other) for (_, one), (_, other) in zip(pairs, known, strict=False)]
         if len(pairs) == len(known) and 2 * sum(same) > len(known):
             return [[label_id] for label_id, _ in pairs]
     return [[] for _ in known]  # the numbers in `known` are not names
 
 
-def _loose(name: str) -> str:
+def loose_name(name: str) -> str:
+    """Spell a class without case, "_" and "-", in which its spellings differ."""
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from keras_vit._util.progress import print_line, track
 from keras_vit._util.text import abbreviated, warn
+from keras_vit.model.labels import loose_name
 from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train import strategies
@@ -79,8 +80,8 @@ def add_classes(
         FileNotFoundError: the folder is not of a linear probe, or of one that kept nothing.
         FileExistsError: `out` has files of a run.
         CheckpointError: the model in the folder is not the one that was solved for, or a file is damaged.
-        ValueError: an argument is not valid, a new class has no training image, or differs from one of the run in case
-            only.
+        ValueError: an argument is not valid, a new class has no training image, or may be another spelling of one of
+            the run.
 
     Example:
         >>> import tempfile
@@ -169,13 +170,13 @@ def _check_new_folder(folder: str) -> None:
 
 
 def _check_spelling(old: Sequence[str], found: Sequence[str]) -> None:
-    """Raise a ValueError for a new class whose name differs from a class of the run in upper and lower case only."""
-    known = {name.casefold(): name for name in old}
-    if unclear := [(name, known[name.casefold()]) for name in found if name not in old and name.casefold() in known]:
+    """Raise a ValueError for a new class that may be another spelling of a class of the run."""
+    known = {loose_name(name): name for name in old}
+    if unclear := [(name, known[loose_name(name)]) for name in found if name not in old and loose_name(name) in known]:
         new, name = unclear[0]
         raise ValueError(
             f"The run has a class {name!r}. If {new!r} is the same, rename the folder; if not, to a name that differs "
-            f"in more than case. Received: {len(unclear)} such names"
+            f"in more than case, '_' and '-'. Received: {len(unclear)} such names"
         )
 
 
