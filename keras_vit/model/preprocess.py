@@ -208,8 +208,8 @@ def check_file_channels(num_channels: int) -> None:
     """Raise a ValueError for a model of channels that image files do not have."""
     if num_channels not in CHANNELS:
         raise ValueError(
-            f"Image files are read as 1 channel (grey) or 3 (colour), and the model takes {num_channels} channels: pass "
-            "arrays, such as those of tifffile.imread"
+            f"Image files are read as 1 channel (grey) or 3 (colour), and the model takes {num_channels} channels: "
+            "pass arrays, such as those of tifffile.imread"
         )
 
 
