@@ -46,7 +46,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 # Groups of options in --help, by the names of their parameters; the others come first, under "Options".
 PANELS = {
-    "Model": ("model", *options.MODEL_NAMES, "num_classes", "config", "teacher", "continue_from"),
+    "Model": ("model", *options.MODEL_NAMES, "num_classes", "teacher", "continue_from"),
     "Data": ("data", "data_dir", "train_split", "eval_split", "split", "on_bad_image", "images", "verify_on"),
     "SavedModel": export.SAVED_MODEL_OPTIONS,
     "LiteRT file": export.TFLITE_OPTIONS,

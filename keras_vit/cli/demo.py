@@ -115,7 +115,7 @@ def bench(
     is_exported = is_folder or options.is_tflite(model)
     if is_exported and any(chosen.values()):
         raise ValueError(
-            "--weights, --which, --accept-license, --image-size and --patch-size are for models. "
+            "--weights, --which, --config, --accept-license, --image-size and --patch-size are for models. "
             f"Received: the file {model}"
         )
     if is_exported and not Path(model).exists():

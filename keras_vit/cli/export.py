@@ -212,7 +212,7 @@ def convert(
         patch_size=patch_size,
         num_classes=num_classes,
         accept_license=accept_license,
-        config=options.parse_fields(config) or None,
+        config=config,
         which=which,
         format=source_format,
     )
@@ -244,7 +244,7 @@ def resize(
         image_size=image_size,
         patch_size=patch_size,
         accept_license=accept_license,
-        config=options.parse_fields(config) or None,
+        config=config,
         which=which,
     )
     file = find_weights(fetch_source(found.resolved))

@@ -238,6 +238,7 @@ def _model_options(
     *,
     weights: Weights = None,
     which: Which = None,
+    config: ConfigFields = None,
     accept_license: License = False,
     image_size: Size = None,
     patch_size: Patch = None,
@@ -341,25 +342,28 @@ def find_model(
     num_classes: int | None = None,
     accept_license: bool = False,
     needs_classes: bool = False,
+    config: Sequence[str] | None = None,
     **file_facts: Any,
 ) -> FoundModel:
     """Find what a command was given and check it, without TensorFlow.
 
-    Arguments and errors are those of `resolve`, and of `zoo.load` or, for a file, `converters.load`. `needs_classes`
-    raises a ValueError for a model without a head for classes, where the card says so before any download.
+    Arguments and errors are those of `resolve`, and of `zoo.load` or, for a file, `converters.load`. `config` is as it
+    was written, such as ["num_heads=12"]. `needs_classes` raises a ValueError for a model without a head for classes,
+    where the card says so before any download.
     """
     from keras_vit.zoo.pretrained import load_any, open_model, resolve
 
     changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
+    file_facts |= given(config=parse_fields(config) or None)
     resolved = replace(resolve(model, weights, default=default), accept_license=accept_license)
     if needs_classes and resolved.published is not None and resolved.published.num_classes == 0:
         raise _no_classes(model)
     with open_model(resolved, changes, **file_facts) as opened:
-        config, has_maps = opened.config, opened.has_maps
-    if needs_classes and not has_maps and (not config.num_classes or config.projection_head):
+        model_config, has_maps = opened.config, opened.has_maps
+    if needs_classes and not has_maps and (not model_config.num_classes or model_config.projection_head):
         raise _no_classes(model)
     load = functools.partial(load_any, resolved, changes, **file_facts)
-    return FoundModel(resolved, config, load, has_maps=has_maps)
+    return FoundModel(resolved, model_config, load, has_maps=has_maps)
 
 
 def _no_classes(model: str) -> ValueError:

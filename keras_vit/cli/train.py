@@ -41,6 +41,7 @@ def train(
         str | None,
         Option(help="Model to learn from, for recipes such as distill.", autocompletion=options.complete_model),
     ] = None,
+    config: options.ConfigFields = None,
     accept_license: options.License = False,
     continue_from: Annotated[
         Path | None, Option(help="Folder of a run: start a new one from its weights, with its recipe and data.")
@@ -74,6 +75,7 @@ def train(
     missing = [name for name, value in needed.items() if value is None]
     if add_to or without:
         others: dict[str, Any] = {"RECIPE": recipe, "--model": model, "--weights": weights, "--teacher": teacher}
+        others["--config"] = config
         others |= {"--continue-from": continue_from, "--set": changes, "--try": tried, "--mask-values": mask_values}
         wrong = [name for name, value in others.items() if value]
         wrong += [f"--{name.replace('_', '-')}" for name in given(**stated)]
@@ -86,6 +88,8 @@ def train(
         raise typer.BadParameter(
             f"Missing {' and '.join(missing)}. Only --continue-from and --add-to take them from a run."
         )
+    if config and continue_from:
+        raise ValueError(f"--config is for the file that --model names, not for --continue-from. Received: {config}")
     if continue_from and not continue_from.is_dir():
         raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
     fields = given(**stated) | options.parse_fields(changes, "--set")
@@ -97,7 +101,7 @@ def train(
         options.check_data(data, data_dir)
     if chosen and model:
         default = "default" if chosen.start == "pretrained" else None
-        found = options.find_model(model, weights, default=default, accept_license=accept_license)
+        found = options.find_model(model, weights, default=default, accept_license=accept_license, config=config)
         found.config.replace(**chosen.config_changes(found.config))
     if teacher:
         options.find_model(teacher, accept_license=accept_license)
@@ -108,6 +112,7 @@ def train(
         folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with options.quiet():
         devices = training.strategy(strategy)
+        start = found.load() if config else model
     arguments: dict[str, Any] = {
         "data": data,
         "out": folder,
@@ -118,7 +123,7 @@ def train(
         "on_bad_image": on_bad_image,
         "progress": not as_json,
     }
-    of_run: dict[str, Any] = {"model": model, "weights": weights, "teacher": teacher, "mask_values": mask_values}
+    of_run: dict[str, Any] = {"model": start, "weights": weights, "teacher": teacher, "mask_values": mask_values}
     if chosen and values:
         options.print_result(training.try_values(chosen, values, **arguments, **of_run), as_json)
         return

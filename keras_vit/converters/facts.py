@@ -90,7 +90,10 @@ def check_asked(table: Table, stated: Mapping[str, Any], asked: Sequence[str]) -
         pairs = ", ".join(f"'{name}': ..." for name in unknown)
         raise CheckpointError(
             f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
-            f"does: pass config={{{pairs}}} ({' '.join(f'--config {name}=...' for name in unknown)})"
+            f"does: pass config={{{pairs}}} to converters.load "
+            f"({' '.join(f'--config {name}=...' for name in unknown)})"
+            + ", or name the architecture, which says it: zoo.load('ViT-S/16', weights=FILE)"
+            * (unknown == ["num_heads"])
         )
 
 

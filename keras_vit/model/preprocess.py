@@ -163,7 +163,7 @@ def decode(
 
 def decode_bytes(data: bytes, num_channels: int, preprocessing: Preprocessing | None = None) -> np.ndarray:
     """Decode the content of an image file as `decode` does. The message of a ValueError lacks the file's name."""
-    _check_readable(num_channels)
+    check_file_channels(num_channels)
     stated = preprocessing or Preprocessing()
     if is_jpeg_or_png(data):
         from keras_vit.model.images import decode_image
@@ -200,15 +200,16 @@ def _download_and_decode(url: str, num_channels: int, preprocessing: Preprocessi
 
 def with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
     """Convert pixels to grey if the model takes one channel: TensorFlow's formula for files of all formats."""
-    _check_readable(num_channels)
+    check_file_channels(num_channels)
     return pixels if num_channels == 3 else to_grey(pixels)
 
 
-def _check_readable(num_channels: int) -> None:
+def check_file_channels(num_channels: int) -> None:
+    """Raise a ValueError for a model of channels that image files do not have."""
     if num_channels not in CHANNELS:
         raise ValueError(
-            f"Image files are colour or grey, and the model takes {num_channels} channels: pass arrays, such as those "
-            "of tifffile.imread"
+            f"Image files are read as 1 channel (grey) or 3 (colour), and the model takes {num_channels} channels: "
+            "pass arrays, such as those of tifffile.imread"
         )
 
 
@@ -288,7 +289,9 @@ def check_channels(shape: Any, num_channels: int) -> str:
         return "grey"
     if channels == 4 and num_channels == 3:
         return "opacity"
-    raise ValueError(f"The model takes images of {num_channels} channels. Received: {channels} in shape {shape}")
+    is_one = len(shape) == 4 and shape[0] == 1  # as `_scaled_batch` makes of (n, height, width)
+    hint = ". Grey images (n, height, width) need a last axis: images[..., None]" * is_one
+    raise ValueError(f"The model takes images of {num_channels} channels. Received: {channels} in shape {shape}{hint}")
 
 
 def _squash(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:

@@ -338,7 +338,8 @@ class Recipe(Checked):
         """
         for name in changes:
             if name not in FIELD_RULES:
-                raise ValueError(f"A recipe has no field {name!r:.200}; {suggestion(name, FIELD_RULES)}.")
+                words = _in_words_of_recipes(name, changes[name]) or suggestion(name, FIELD_RULES)
+                raise ValueError(f"A recipe has no field {name!r:.200}; {words}.")
         own = {name: getattr(self, name) for name in FIELD_RULES}
         changed = None if self.changed is None else self.changed | changes.keys()
         return Recipe(**merge_fields(own, read_none(changes), stated=self.changed or ()), changed=changed)
@@ -431,6 +432,20 @@ class Recipe(Checked):
 FIELD_RULES = {name: rule for name, rule in field_rules(Recipe).items() if name != "changed"}
 REQUIRED = {f.name for f in dataclasses.fields(Recipe) if f.default is f.default_factory is dataclasses.MISSING}
 _OPTIONAL = {name for name, rule in FIELD_RULES.items() if rule.is_optional}
+
+
+def _in_words_of_recipes(name: str, value: Any) -> str:
+    """Say what a recipe has in place of a field of another name; "" if none is known."""
+    if name in ("early_stopping", "patience"):
+        return (
+            "no run ends early. The weights of its best evaluation are kept, as best.keras; eval_steps says how often"
+        )
+    if name in _NOT_IN_CONFIG:
+        return f"it is {_NOT_IN_CONFIG[name]}"
+    if name not in field_rules(ViTConfig):
+        return ""
+    field = json.dumps({name: value}, default=repr)
+    return f"{name} is a field of the model's config: config={{{name!r}: {value!r}}} (--set 'config={field}')"
 
 
 def read_none(fields: Mapping[str, Any], optional: Collection[str] = _OPTIONAL) -> dict[str, Any]:

@@ -73,8 +73,9 @@ class Result:
         model: with the final weights or their moving averages, or of a run that began with a probe those of its best
             evaluation; outside of any strategy; after masked_patch the encoder.
         recipe: the recipe that was used.
-        metrics: results of its evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images. Of
-            several labels for an image: "mean_average_precision", "accuracy" and "loss", see `Evaluation`.
+        metrics: results of its evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
+            With class_weights also "balanced_accuracy", as scikit-learn's (of "sigmoid" without "least_squares" not).
+            Of several labels for an image: "mean_average_precision", "accuracy" and "loss", see `Evaluation`.
         history: lines that this process logged: dicts with "step" and metrics.
         steps: number of steps done, those before a restart included.
         images_per_second: training speed, in this process.

@@ -327,6 +327,13 @@ def measure(
     return Measured(evaluation, task, held_out, indices, output, targets)
 
 
+def balanced_accuracy(labels: npt.NDArray[np.integer], predicted: npt.NDArray[np.integer]) -> float:
+    """Mean over the classes that occur of the share of their images that is right, as scikit-learn's score."""
+    counts = np.bincount(labels)
+    right = np.bincount(labels[labels == predicted], minlength=len(counts))
+    return float(np.mean(right[counts > 0] / counts[counts > 0]))
+
+
 def as_keras_model(model: keras.Model | FileModel) -> keras.Model:
     """Make a Keras model, without weights, that runs a .tflite file; another model stays as it is."""
     if not isinstance(model, FileModel):

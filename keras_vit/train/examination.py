@@ -29,7 +29,14 @@ from keras_vit.train import strategies
 from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import ModelInput, decode
 from keras_vit.train.data.split import Split
-from keras_vit.train.evaluation import Evaluation, as_keras_model, choose_strategy, measure, open_held_out
+from keras_vit.train.evaluation import (
+    Evaluation,
+    as_keras_model,
+    balanced_accuracy,
+    choose_strategy,
+    measure,
+    open_held_out,
+)
 
 WORST = 24  # mistakes on a contact sheet
 MATRIX_CLASSES = 30  # that a page shows as a matrix; of more it lists the most frequent confusions
@@ -144,6 +151,7 @@ class Examination:
             "data": self.data,
             "images": len(self.labels),
             "accuracy": self.accuracy,
+            "balanced_accuracy": balanced_accuracy(self.labels, self.predicted),
             "calibration": dataclasses.asdict(self._calibration),
             "classes": self.by_class(),
             "confusions": self.confusions(),

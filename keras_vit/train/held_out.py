@@ -21,7 +21,7 @@ from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import BEST_MODEL, BEST_RECORD, as_os_error, read_file, remove, replace_file
 from keras_vit.train.data.split import Data, DataRequest
-from keras_vit.train.evaluation import Measured, measure, replicate
+from keras_vit.train.evaluation import Measured, balanced_accuracy, measure, replicate
 from keras_vit.train.memory import evaluation_batch
 from keras_vit.train.step import TrainState
 
@@ -120,6 +120,9 @@ class HeldOut:
         )
         self.temperature, means = calibrate(self._model, measured)
         metrics = {TRAINING_NAMES.get(name, name): value for name, value in means.items()}
+        if state.recipe.class_weights is not None and measured.output is not None and measured.targets is not None:
+            labels_and_best = measured.targets.argmax(axis=1), measured.output.argmax(axis=1)
+            metrics["balanced_accuracy"] = balanced_accuracy(*labels_and_best)
         note = ", the best so far" if keep and self._keep(step, metrics) else ""
         first = next(iter(metrics))
         text = f"held-out {first} {metrics[first]:.4f}, loss {metrics['loss']:.4f}{note}"

@@ -24,7 +24,7 @@ from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import Checkpoints
 from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.data.split import Data
-from keras_vit.train.evaluation import distribute_batches, replicate
+from keras_vit.train.evaluation import balanced_accuracy, distribute_batches, replicate
 from keras_vit.train.few_shots import feature_collector
 from keras_vit.train.held_out import TRAINING_NAMES, Outcome
 from keras_vit.train.label_check import TWO_CLASSES, class_weights
@@ -256,6 +256,8 @@ class Probe:
         sums = task.sums(logits, targets, np.ones(len(held_out), np.float32))
         means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
         metrics = {TRAINING_NAMES.get(name, name): value for name, value in means.items()}
+        if self._weights is not None:
+            metrics["balanced_accuracy"] = balanced_accuracy(held_out_labels, logits.argmax(axis=1))
         history.append({"step": len(candidates), **{f"evaluation_{name}": value for name, value in metrics.items()}})
         return metrics, history, 1 / best.scale
 

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit._util.checks import check_texts
+from keras_vit._util.text import warn
 
 STRATEGIES = ("auto", "one", "mirrored", "workers", "tpu")
 _ROLES = ("chief", "worker")
@@ -114,6 +115,12 @@ def _detect() -> str:
         return "workers"
     if os.environ.get("TPU_NAME"):
         return "tpu"
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks.isdecimal() and int(tasks) > 1 and "TF_CONFIG" not in os.environ:
+        warn(
+            f"keras_vit: Slurm started {tasks} tasks, and each trains alone: TF_CONFIG is not set. "
+            "docs/many-gpus-and-tpu-pods.md makes it of Slurm's variables. For separate runs pass strategy='one'"
+        )
     return "mirrored" if len(tf.config.list_physical_devices("GPU")) > 1 else "one"
 
 

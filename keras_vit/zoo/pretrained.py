@@ -101,6 +101,11 @@ def load(
         >>> model(np.zeros((2, 48, 48, 3), "float32")).shape
         TensorShape([2, 3])
     """
+    if "config" in config_changes:
+        raise ValueError(
+            "config has what a file does not state: converters.load(path, config=...) takes it. zoo.load takes fields "
+            f"by their names, such as dropout_rate=0.1. Received: config={config_changes['config']!r:.200}"
+        )
     check_fields(config_changes)
     changes = given(image_size=image_size, num_classes=num_classes) | config_changes
     default = "default" if weights == "default" else None

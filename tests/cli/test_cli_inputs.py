@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from command_line import fails, run
@@ -282,3 +284,23 @@ def test_a_bad_file_is_a_line_and_not_the_end_of_the_others(run_folder: Path, ph
     rows = json.loads(result.stdout)
     assert [set(row) for row in rows] == [{"image", "predictions"}, {"image", "error"}, {"image", "predictions"}]
     assert result.exit_code == 1
+
+
+def test_every_command_that_takes_a_file_takes_what_the_file_does_not_state(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, bare = tmp_path / "timm" / "model.safetensors", tmp_path / "bare.safetensors"
+    file.parent.mkdir()
+    converters.save(built(num_classes=10, norm_epsilon=1e-6), file, format="timm")
+    save_file(load_file(file), bare)  # without config.json and what the header says
+    image = next(photos.rglob("*.PNG"))
+    assert "weights=FILE" in fails(monkeypatch, "predict", bare, image)
+    stated = ["--config", "num_heads=4"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the other facts of the file are named
+        run("predict", bare, image, *stated)
+        run("embed", bare, image, "--to", tmp_path / "vectors", *stated)
+        run("evaluate", bare, "--data", "digits", "--few-shot", "1", *stated)
+        run("export", bare, "--to", tmp_path / "x.tflite", *stated)
+        run("train", "linear-probe", "--model", bare, "--data", "digits", "--out", tmp_path / "run", *stated)
+    assert "--continue-from" in fails(monkeypatch, "train", "--continue-from", tmp_path / "run", *stated)

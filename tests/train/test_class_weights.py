@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from sklearn.linear_model import RidgeClassifier
+from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_class_weight
 
-from keras_vit import train, zoo
+from keras_vit import digits, train, zoo
 from keras_vit.cli.options import parse_fields
 from keras_vit.dense.map_tasks import Segmentation
 from keras_vit.train.data.sources import open_data
@@ -126,6 +127,25 @@ def test_a_run_weighs_the_classes_by_their_names_in_any_order() -> None:
         losses.append(state.objective.losses(state.model, batch, tf.constant([0, 0]))[0].numpy())
     for weighted in losses[1:]:
         np.testing.assert_allclose(weighted, losses[0] * [3, 5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["linear-probe", "finetune-digits"])
+def test_a_weighted_run_shows_the_balanced_accuracy_of_scikit_learn(name: str, tmp_path: Path) -> None:
+    data = digits.load()
+    few = data.train_labels < 4
+    images, labels = data.train_images[few][:80], data.train_labels[few][:80]
+    held_out = data.test_images[:60], np.minimum(data.test_labels[:60], 3)  # 4 to 9 are called 3
+    source = {"train": (images, labels), "evaluation": held_out}
+    changes = {} if name == "linear-probe" else {"steps": 1, "batch_size": 8, "xla": False}
+    chosen = train.recipe(name, class_weights="balanced", **changes)
+    result = train.run(chosen, model="digits", data=source, progress=False)
+    predicted = np.argmax(result.model.predict(result.model.preprocess(held_out[0]), verbose=0), axis=1)
+    want = balanced_accuracy_score(held_out[1], predicted)
+    assert result.metrics["balanced_accuracy"] == pytest.approx(want, abs=1e-12)
+    assert result.metrics["accuracy"] != pytest.approx(want, abs=0.01)
+    assert any("evaluation_balanced_accuracy" in line for line in result.history)
+    examined = train.examine(result.model, {"evaluation": held_out})
+    assert examined.to_dict()["balanced_accuracy"] == pytest.approx(want, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["kept", "summed"])

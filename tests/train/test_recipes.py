@@ -1,6 +1,7 @@
 """The zoo's recipes have the published values; recipes can be changed; invalid ones are refused."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -215,3 +216,13 @@ def test_a_file_that_does_not_fit_is_refused_by_name(written):
         ({"text": "steps = "}, "not valid TOML"),
     ]
     assert not unrefused(lambda text: recipe(written(text)), cases)
+
+
+def test_a_field_of_the_model_or_of_another_program_is_answered_with_what_a_recipe_has() -> None:
+    with pytest.raises(ValueError, match=re.escape("""--set 'config={"preprocessing": {"bits": 12}}'""")):
+        recipe("finetune", preprocessing={"bits": 12})
+    with pytest.raises(ValueError, match="it is the number of classes of the data"):
+        recipe("finetune", num_classes=3)
+    for name in ("early_stopping", "patience"):
+        with pytest.raises(ValueError, match=r"best\.keras"):
+            recipe("finetune", **{name: 5})

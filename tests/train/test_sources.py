@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from keras_vit import digits
+from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
 from keras_vit.train.data import sources, tfds_source
 from keras_vit.train.data.split import Order, RandomAccess, Split, is_decodable, positions
 from keras_vit.train.data.tfds_source import RecordStream
 from refusals import unrefused
+from tiny_models import built
 
 COUNT = 37  # examples of the prepared data sets: not a multiple of a batch
 PHOTOS = [Image.fromarray(photo).resize((40, 30)) for photo in load_sample_images().images]
@@ -504,3 +507,28 @@ def test_arrays_may_have_several_classes_an_image() -> None:
     data = sources.open_data({"train": (IMAGES, np.tri(4, dtype=int)), "class_names": ["a", "b", "c", "d"]})
     assert data.multi_label and data.class_names == ("a", "b", "c", "d") and data.train
     np.testing.assert_array_equal([each["label"] for each in data.train.iterate_once()], np.tri(4))
+
+
+def test_grey_arrays_without_a_last_axis_are_asked_for_it() -> None:
+    images, labels = np.zeros((6, 8, 8), np.uint8), np.arange(6) % 2
+    with pytest.raises(ValueError, match=r"images\[\.\.\., None\]"):
+        sources.open_data({"train": (images, labels)})
+    with pytest.raises(ValueError, match=r"images\[\.\.\., None\]"):
+        built().preprocess(images)
+
+
+def test_a_folder_for_a_model_of_other_channels_says_what_files_have(hundred: Path) -> None:
+    split = sources.open_data(hundred).training_split()
+    with pytest.raises(ValueError, match=r"1 channel \(grey\) or 3 \(colour\).* takes 10 channels: pass arrays"):
+        split.expect(10, Preprocessing())
+
+
+def test_held_out_images_that_are_trained_on_are_counted() -> None:
+    images, labels = np.arange(6 * 64, dtype=np.uint16).reshape(6, 8, 8, 1), np.arange(6) % 2
+    other = images[2:].copy()
+    other[0, 0, 0] += 1  # of which three are as in training
+    with pytest.warns(UserWarning, match="3 of the 4 held-out images are training images"):
+        sources.open_data({"train": (images, labels), "evaluation": (other, labels[2:])})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sources.open_data({"train": (images[:2], labels[:2]), "evaluation": (images[2:], labels[2:])})

@@ -325,6 +325,9 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         strategy("workers")
     monkeypatch.delenv("TF_CONFIG")
     assert strategy("auto").num_replicas_in_sync == 1
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.warns(UserWarning, match="Slurm started 2 tasks, and each trains alone"):
+        strategy("auto")
 
 
 def test_evaluations_are_about_ten_in_a_run_and_cost_a_tenth_of_it() -> None:

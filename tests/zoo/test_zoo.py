@@ -339,3 +339,8 @@ def test_labels_that_a_file_has_go_before_the_cards(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its head, which is all zeros
         assert zoo.load("digits", weights=path).config.labels == tuple("abcdefghij")
+
+
+def test_facts_of_a_file_are_an_argument_of_another_function() -> None:
+    with pytest.raises(ValueError, match=r"converters\.load\(path, config=\.\.\.\)"):
+        zoo.load("x.pth", config={"num_heads": 6})

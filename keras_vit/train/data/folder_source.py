@@ -21,6 +21,7 @@ from keras_vit._util.files import READABLE, hash_files
 from keras_vit._util.text import abbreviated, escaped, warn
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.images import check_deep
+from keras_vit.model.preprocess import check_file_channels
 from keras_vit.train.data.dataset_files import decoding_problem, has_opacity, hash64, is_folder, list_files, read_image
 from keras_vit.train.data.label_values import Tally, tally_labels
 from keras_vit.train.data.split import Damage, Data, DataRequest, Example, RandomAccess
@@ -355,6 +356,7 @@ def open_images(
         example_name=name_of,
         fingerprint=lambda: hash_files([*paths, *label_files]),
         tally=tally,
+        check_arrays=lambda num_channels, _: check_file_channels(num_channels),
     )
 
 

@@ -11,6 +11,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.checks import as_path, expand_home
+from keras_vit._util.text import warn
 from keras_vit.dense.map_tasks import IGNORED, Segmentation
 from keras_vit.model import task as tasks
 from keras_vit.model.config import Preprocessing
@@ -42,6 +44,7 @@ __all__ = ["Data", "DataRequest", "Order", "Split", "open_data"]
 
 SPLITS = ("train", "evaluation")
 ARRAY_KEYS = (*SPLITS, "class_names", "num_classes")
+MOST_COMPARED = 2**30  # bytes of training images that held-out ones are compared with: about a second
 
 
 def open_data(data: Any, **options: Any) -> Data:
@@ -131,6 +134,8 @@ def _open_arrays(data: Mapping[str, Any], request: DataRequest) -> Data:
     num_classes = kind.count_classes(next(iter(labels.values()))) if stated is None else stated
     for split, array in labels.items():
         kind(num_classes=num_classes).check_labels(split, array)
+    if is_labelled and len(arrays) == 2:
+        _warn_same_images(*(images for images, _ in arrays.values()))
     splits = {
         split: RandomAccess(
             name=f"arrays {split}",
@@ -155,6 +160,18 @@ def _open_arrays(data: Mapping[str, Any], request: DataRequest) -> Data:
         is_labelled=is_labelled,
         multi_label=first.ndim == 2,
     )
+
+
+def _warn_same_images(train: np.ndarray, held_out: np.ndarray) -> None:
+    """Warn of held-out images that are trained on, byte for byte."""
+    if (train.dtype, train.shape[1:]) != (held_out.dtype, held_out.shape[1:]) or train.nbytes > MOST_COMPARED:
+        return
+    known = {hashlib.blake2b(image.tobytes()).digest() for image in train}
+    if same := sum(hashlib.blake2b(image.tobytes()).digest() in known for image in held_out):
+        warn(
+            f"keras_vit: {same:,} of the {len(held_out):,} held-out images are training images, byte for byte. "
+            "Measured on them a model looks better than it is: hold out others"
+        )
 
 
 def _number_classes(split: str, masks: np.ndarray, mask_values: MaskValues) -> np.ndarray:
@@ -185,9 +202,10 @@ def _check_arrays(split: str, pair: Any, *, has_single_class: bool) -> tuple[np.
             f"Expected {split} to be (images, labels). Received: {type(pair).__name__} ({error})"
         ) from error
     if images.dtype.kind not in "uif" or images.ndim != 4 or 0 in images.shape:
+        hint = ". Grey ones (n, height, width) need a last axis: images[..., None]" * (images.ndim == 3)
         raise ValueError(
             f"Expected {split} images: numbers (n, height, width, channels), no dimension 0."
-            f" Received: {images.dtype} {images.shape}"
+            f" Received: {images.dtype} {images.shape}{hint}"
         )
     is_column = labels.ndim == 2 and has_single_class and np.isin(labels, (0, 1)).all()
     if labels.ndim in (2, 4) and labels.shape[-1] == 1 and not is_column:
