@@ -23,6 +23,7 @@ SAME = ("--set", "randaugment_layers=0")  # which the run before has drawn
 pytestmark = [
     pytest.mark.full,
     pytest.mark.filterwarnings("ignore:.* are held out"),
+    pytest.mark.filterwarnings("ignore:.* are in the run already"),  # the class that is added is a copy of another
 ]
 
 
