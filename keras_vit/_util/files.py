@@ -57,8 +57,8 @@ def check_results(paths: Iterable[str | os.PathLike[str]], *, inputs: Iterable[s
             )
         if status and path.is_file() and status.st_size and not is_own(path):
             reason = (
-                "This file was not written by keras-vit, or was changed since, and is not replaced; remove it, or "
-                "choose another path"
+                "This file was not written by keras-vit in this place (it may be a copy), or was changed since, and is "
+                "not replaced; remove it, or choose another path"
             )
             raise FileExistsError(errno.EEXIST, reason, str(path))
 

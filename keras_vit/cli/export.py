@@ -85,7 +85,6 @@ def export(
     if is_saved_model:
         check_folder_path(to)
     else:
-        check_results([to], inputs=filter(None, [found.resolved.source]))
         wanted = Options(**given)
         if not found.has_maps:
             wanted.check(found.config)
@@ -97,6 +96,7 @@ def export(
         if calibrate and not (files and (mode.needs_calibration or mode.gptq)):
             needed = f"a mode that rounds kernels, which {wanted.mode_name} does not" if files else "--images FOLDER"
             raise ValueError(f"--calibrate needs {needed}")
+        check_results([to], inputs=filter(None, [found.resolved.source]))
     with options.quiet():
         from keras_vit import export as exports
 

@@ -50,8 +50,8 @@ def pack_metadata(
     if dtype == "float32" and differs:
         warn(
             "keras_vit: MediaPipe refuses files of prepared images whose mean or std differ by channel; other runtimes "
-            'take them. For MediaPipe, export with input_dtype="uint8": then the file normalizes the pixels. MediaPipe '
-            "resizes images in its own way: examples/android has a class that does it as the model."
+            'take them. For MediaPipe, export with input_dtype="uint8" (--input uint8): then the file normalizes the '
+            "pixels. MediaPipe resizes images in its own way: examples/android has a class that does it as the model."
         )
     if dtype == "uint8":
         mean, std, smallest, largest = [0.0], [1.0], [0.0], [255.0]
