@@ -380,7 +380,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
         raise OSError(errno.ENOSPC, "The disk is full; nothing was written to", str(path)) from error
 
 
-def check_folder(path: Path) -> None:
+def check_no_file_in_way(path: Path) -> None:
     """Raise a NotADirectoryError if a file is in the way of a folder."""
     found = next((place for place in (path, *path.parents) if place.exists()), None)
     if found is not None and not found.is_dir():
@@ -391,4 +391,4 @@ def check_folder_path(path: Path) -> None:
     """Raise an OSError if there is something at the path of a SavedModel's folder, or a file above it."""
     if path.exists() or path.is_symlink():
         raise FileExistsError(f"{path} already exists: remove it, or write the next version beside it")
-    check_folder(path)
+    check_no_file_in_way(path)

@@ -22,7 +22,7 @@ with needs_extra("keras_vit.batch", "batch"):
     import pyarrow  # noqa: F401
 
 from keras_vit._util.checks import as_path, check_counts, expand_home, given, one_of
-from keras_vit._util.files import MAX_BYTES, check_folder
+from keras_vit._util.files import MAX_BYTES, check_no_file_in_way
 from keras_vit._util.progress import counter
 from keras_vit.batch import compute
 from keras_vit.batch.compute import WHAT
@@ -227,7 +227,7 @@ def _check_paths(source: Any, to: Any) -> tuple[list[str], Path]:
             raise ValueError(f'{argument} must be a path; "." is the current folder. Received: {value!r:.200}')
     if re.match(r"[a-z][a-z0-9+.-]+:/", target):
         raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {target!r:.200}")
-    check_folder(Path(target))
+    check_no_file_in_way(Path(target))
     return names, Path(target).absolute()
 
 

@@ -17,14 +17,8 @@ if TYPE_CHECKING:
     from keras_vit.batch.folder import Folder
     from keras_vit.text import TextEncoder
 
-ORIGIN = (
-    "model",
-    "weights",
-    "which",
-    "config",
-    "image_size",
-    "patch_size",
-)  # arguments of `find_model` that _run.json has
+# Arguments of `find_model` that _run.json has.
+ORIGIN = ("model", "weights", "which", "config", "image_size", "patch_size")
 SOURCE_HELP = "Folders, images, patterns, .txt or .parquet files of paths or URLs, or files of records."
 LEAST_COSINE = 0.99  # between a model's vectors and those of its int8 file, which are then compared with each other
 CHECKED = 100_000  # images that a search compares with those that were embedded: in a second from a local disk

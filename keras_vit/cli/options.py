@@ -22,7 +22,7 @@ from typer import Argument, Option
 
 from keras_vit._util.checks import Rule, expand_home, field_rules, given
 from keras_vit._util.fields import option_help
-from keras_vit._util.files import check_folder, image_files
+from keras_vit._util.files import check_no_file_in_way, image_files
 from keras_vit._util.text import GRAPH_NAMES, error_reason, printable, warn
 from keras_vit.errors import KerasViTError
 
@@ -112,7 +112,7 @@ def folder(help: str) -> Any:
     def parse(text: str) -> Path:
         if not str(text):
             raise typer.BadParameter("a folder needs a name. Received: ''")
-        check_folder(Path(text))
+        check_no_file_in_way(Path(text))
         return Path(text)
 
     return Option(help=help, parser=parse, metavar="FOLDER")

@@ -328,7 +328,7 @@ class Options:
     source_size: Any = option(None, is_size=True)
     """Pixels of the images that the file resizes itself. Needs uint8 images."""
     resize: Literal["exact", "builtin"] = option("exact")
-    """How it resizes them: "exact" as `model.preprocess`, "builtin" by the runtime's bilinear kernel."""
+    """Resize method: "exact" as `model.preprocess`, or "builtin", the runtime's bilinear kernel."""
     output: Literal["logits", "probabilities", "classes"] = option("logits")
     """Kind of output: "logits" or "probabilities", of a DenseModel "logits" or "classes". Classes are uint8 (batch,
     height, width), the best of every pixel at the image's size. Depth is always "depth".

@@ -53,7 +53,7 @@ class Accelerated:
 
 @dataclass(frozen=True, kw_only=True)
 class PhoneRun:
-    """What a phone computed of the images in a folder."""
+    """Outputs, time and operators of a phone, for the images in a folder."""
 
     outputs: "Outputs"  # for all images
     milliseconds: float  # mean time of an image

@@ -40,8 +40,8 @@ class Preprocessing(Checked):
     """
 
     resize: Literal["squash", "crop"] = "squash"
-    """What is scaled to size / crop_fraction: "squash" scales both sides and ignores the aspect ratio (vit_jax), "crop"
-    the shorter side (big_vision, timm). Then the centre is taken.
+    """Sides that are scaled to size / crop_fraction: "squash" scales both and ignores the aspect ratio (vit_jax),
+    "crop" the shorter side (big_vision, timm). Then the centre is taken.
     """
     interpolation: Literal["bilinear", "bicubic", "area", "nearest", "lanczos3"] = "bilinear"
     """Kernel, as `tf.image.resize` computes it; the results are clipped to pixels, 0 to 255."""
@@ -59,10 +59,9 @@ class Preprocessing(Checked):
     itself, a sum next to a half may be rounded to the other side.
     """
     mean: tuple[Finite, ...] = (0.5,)
-    """What is subtracted from pixels on a scale of 0 to 1: one number for each channel, or one for all."""
+    """Mean to subtract from pixels on a scale of 0 to 1: one number for each channel, or one for all."""
     std: tuple[Positive, ...] = (0.5,)
-    """What the result is divided by, above 0: one number for each channel, or one for all. The defaults give -1 to 1.
-    """
+    """Divisor of the result, above 0: one number for each channel, or one for all. The defaults give -1 to 1."""
     bits: Bits | None = None
     """Used bits of pictures whose values are not bytes (files of 16 bits, other arrays): 12 for values from 0 to 4,095.
     A larger value is an error. None: such files have 16 bits, and arrays values from 0 to 255.
@@ -498,7 +497,7 @@ class HeadConfig(Group):
     labels: str | tuple[str, ...] | None = uncounted(None)
     """Name of a list in zoo/labels, or the class names themselves; None means plain numbers."""
     probabilities: Literal["softmax", "sigmoid"] = uncounted("softmax")
-    """What makes probabilities of the logits: "softmax", or "sigmoid" of each class for itself (SigLIP), which need not
+    """Function from logits to probabilities: "softmax", or "sigmoid" of each class for itself (SigLIP), which need not
     add up to 1. A changed num_classes makes it "softmax".
     """
 

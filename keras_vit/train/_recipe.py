@@ -74,8 +74,8 @@ class Recipe(Checked):
     start: Literal["pretrained", "scratch"] = "pretrained"
     """Initial weights where the model is given by name: "pretrained" or "scratch"."""
     objective: Literal["softmax", "sigmoid", "silog", "masked_patch", "distill", "distill_features"] = "softmax"
-    """What is learned: "softmax", "sigmoid" (independent classes), "silog" (depth), "masked_patch" (paper, appendix
-    B.1.2), "distill" (the classes of a teacher) or "distill_features" (its features).
+    """Objective: "softmax", "sigmoid" (independent classes), "silog" (depth), "masked_patch" (paper, appendix B.1.2),
+    "distill" (the classes of a teacher) or "distill_features" (its features).
     """
     steps: Count | None = option(None)
     """Number of updates; either these or `epochs`."""
@@ -107,8 +107,8 @@ class Recipe(Checked):
     freeze: tuple[str, ...] = ()
     """Patterns with wildcards of variables that are not trained, such as "embedding/*"."""
     train_only: tuple[str, ...] = ()
-    """What is trained beside a head: "norms" (gains and shifts, LayerScale's too), "biases", "lora", and patterns of
-    variable paths; empty for everything, or with `lora_rank` for LoRA. `freeze` takes from these.
+    """Variables that are trained beside a head: "norms" (gains and shifts, LayerScale's too), "biases", "lora", and
+    patterns of variable paths; empty for everything, or with `lora_rank` for LoRA. `freeze` takes from these.
     """
     lora_rank: WholeNumber = 0
     """Rank of the updates (LoRA, arXiv 2106.09685) that the kernels of `lora_targets` get; 0 for none. They are added
@@ -144,7 +144,7 @@ class Recipe(Checked):
     """
 
     temperature: Positive = 1.0
-    """What the logits of "distill" are divided by, above 0."""
+    """Divisor of the logits of "distill", above 0."""
     teacher_size: int | tuple[int, int] | None = None
     """Pixels that the teacher sees; None for its own size, or on a CPU the model's if that is smaller."""
     hard_targets: bool = False
@@ -210,8 +210,8 @@ class Recipe(Checked):
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """Policy of the computation: "float32" or "mixed_bfloat16"."""
     xla: Literal[True, False, "auto"] = "auto"
-    """What is compiled: True compiles the whole step, False nothing, "auto" the whole step (on a CPU: between matrix
-    products).
+    """Part that XLA compiles: True compiles the whole step, False nothing, "auto" the whole step (on a CPU: between
+    matrix products).
     """
     remat: bool = False
     """Whether to recompute blocks in the backward pass, which halves the memory."""

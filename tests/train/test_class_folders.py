@@ -93,6 +93,14 @@ def test_a_class_whose_images_would_all_be_held_out_is_trained_on(tmp_path: Path
     assert held_out not in files(data.evaluation) and files(again.evaluation) == files(data.evaluation)
 
 
+def test_a_class_of_which_no_picture_can_be_read_is_not_learned(tmp_path: Path) -> None:
+    fill(tmp_path / "photos", cat=12, dog=12)
+    for path in (tmp_path / "photos" / "dog").iterdir():
+        path.write_bytes(b"broken")
+    with pytest.raises(ValueError, match=r"at least two classes that occur\. .* images cannot be read\. .*'cat'"):
+        train.run("linear-probe", model="digits", data=tmp_path / "photos", changes={"layers": 1}, progress=False)
+
+
 # What is read
 
 
