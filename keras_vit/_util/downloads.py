@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urldefrag, urlsplit
@@ -37,6 +37,9 @@ TIMEOUT = 20.0  # seconds without a byte or a connection after which an attempt 
 CHUNK = 1 << 18
 UNAVAILABLE_STATUS = (401, 403, 404, 410)
 TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_REMOTE_CHECKPOINT = re.compile(
+    r"(?P<folder>(?:https?|gs|hf)://.+/)(?:[^/]+\.safetensors|pytorch_model\.bin)(?P<revision>@[^#]+)?(?:#.*)?"
+)
 _REACHED: set[str] = set()  # servers that this process has reached
 
 
@@ -69,6 +72,30 @@ def fetch(source: str, *, sha256: str | None = None, beside: Sequence[str] = ())
     if not local.exists():
         raise FileNotFoundError(f"There is no file or folder {local.absolute()}.")
     return _verified(local, known)
+
+
+def fetch_with(source: str, names: Sequence[str], *, needed: str = "", sha256: str | None = None) -> list[Path]:
+    """Fetch a checkpoint, and the files of these names beside it; return their paths, the checkpoint's first.
+
+    Only the `needed` one must be there. Errors are those of `fetch`.
+    """
+    beside = beside_urls(source, [needed] if needed else [])
+    return [fetch(source, sha256=sha256, beside=beside), *fetch_beside(source, names, needed=needed)]
+
+
+def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> list[Path]:
+    """Fetch the files of these names beside a remote .safetensors file; only the `needed` one must be there."""
+    paths = []
+    for name, url in zip(names, beside_urls(source, names), strict=False):
+        with nullcontext() if name == needed else suppress(FileUnavailableError):
+            paths.append(fetch(url))
+    return paths
+
+
+def beside_urls(source: str, names: Sequence[str]) -> list[str]:
+    """List the URLs of files beside a remote checkpoint of the hub's kind; none beside another."""
+    match = _REMOTE_CHECKPOINT.fullmatch(source)
+    return [f"{match['folder']}{name}{match['revision'] or ''}" for name in names] if match else []
 
 
 def check_license(source: str, name: str, license: str, terms: str | None, *, is_accepted: bool) -> None:

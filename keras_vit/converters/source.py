@@ -200,44 +200,59 @@ def infer(shapes: Shapes, table: Table, known_fields: KnownFields) -> ViTConfig:
         told = "Pixio is read as transformers publishes it (huggingface_pixio)"
         raise CheckpointError(f"has several class tokens, and {table.format} files have one: {told}")
     try:
-        fields = _all_fields(shapes, table, known_fields)
-        return ViTConfig(**fields)
+        return ViTConfig(**_all_fields(shapes, table, known_fields))
     except CheckpointError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"does not describe a valid model: {str(error)[:500]}") from error
 
 
-def _all_fields(shapes: Shapes, table: Table, known_fields: KnownFields) -> dict[str, Any]:
+def _all_fields(shapes: Shapes, table: Table, known: KnownFields) -> dict[str, Any]:
     # A tensor that the format never has is missing in every file: its absence does not mean another architecture.
     is_resnet = not table.has_row("embedding/kernel")  # without blocks; its width is that of the feature map
-    own = {name: value for name, value in tensor_fields(shapes).items() if not (is_resnet and name == "hidden_size")}
-    own |= {name: value for name, value in table.config.items() if name in own}
-    json_fields, stated = known_fields.json_fields, known_fields.stated
-    check_json(json_fields, own)
-    if own["layer_scale"] is not None:
-        own["layer_scale"] = json_fields.get("layer_scale", own["layer_scale"])
-    others = {name: value for name, value in json_fields.items() if name not in own or name == "classifier"}
-    told = (others, known_fields.row_fields, known_fields.recorded_fields, known_fields.caller_fields)
-    fields = merge_fields(table.defaults, table.implied(shapes), own, *told)
-    asked = []
-    if not known_fields.recorded_fields:
-        asked = asked_for(table, fields, is_described=known_fields.is_described)
-    expected = {name: value for name, value in known_fields.expected.items() if name not in stated}
-    check_asked(table, {**expected, **stated, **_heads_of_tensors(shapes)}, asked)
-    fields |= {name: expected[name] for name in asked if name in expected}
-    fields["num_heads"] = find_num_heads(shapes, table, stated.get("num_heads"), expected.get("num_heads"))
+    fields = _merge_sources(shapes, table, known, is_resnet=is_resnet)
+    fields |= _expected_fields(shapes, table, fields, known)
+    stated = known.stated
+    fields["num_heads"] = find_num_heads(shapes, table, stated.get("num_heads"), known.expected.get("num_heads"))
     fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=is_resnet or bool(stated.get("resnet")))
     if is_resnet and "hidden_size" not in stated:
         fields["hidden_size"] = fields["resnet"].channels
     fields["classifier"] = _classifier(fields, is_stated="classifier" in stated)
     fields["labels"] = fitting_labels(fields.get("labels"), fields["num_classes"])
-    _check_grid(shapes, fields, known_fields)
-    if (stated_size := json_fields.get("image_size")) is not None:
+    _check_grid(shapes, fields, known)
+    if (stated_size := known.json_fields.get("image_size")) is not None:
         _check_stated_size(shapes, fields, table, stated_size)
     fields["position_prefix"] = _position_prefix(shapes, fields)
-    fields["image_size"] = _image_size(shapes, fields, known_fields.image_size)
+    fields["image_size"] = _image_size(shapes, fields, known.image_size)
     return fields
+
+
+def _merge_sources(shapes: Shapes, table: Table, known: KnownFields, *, is_resnet: bool) -> dict[str, Any]:
+    """Merge the fields that a table, a file's tensors, the files beside it and the caller tell, in this order."""
+    tensors = tensor_fields(shapes)
+    if is_resnet:
+        del tensors["hidden_size"]
+    tensors |= {name: value for name, value in table.config.items() if name in tensors}
+    check_json(known.json_fields, tensors)
+    # Tensors tell these by halves: which tokens a head reads, and that there is a layer scale.
+    by_halves = {"classifier"} if tensors["layer_scale"] is None else {"classifier", "layer_scale"}
+    return merge_fields(
+        table.defaults,
+        table.implied(shapes),
+        tensors,
+        {name: value for name, value in known.json_fields.items() if name not in tensors or name in by_halves},
+        known.row_fields,
+        known.recorded_fields,
+        known.caller_fields,
+    )
+
+
+def _expected_fields(shapes: Shapes, table: Table, fields: Mapping[str, Any], known: KnownFields) -> dict[str, Any]:
+    """Take from the caller's architecture what nothing states; raise if a fact that is asked for stays open."""
+    expected = {name: value for name, value in known.expected.items() if name not in known.stated}
+    asked = [] if known.recorded_fields else asked_for(table, fields, is_described=known.is_described)
+    check_asked(table, {**expected, **known.stated, **_heads_of_tensors(shapes)}, asked)
+    return {name: expected[name] for name in asked if name in expected}
 
 
 def tensor_fields(shapes: Shapes) -> dict[str, Any]:

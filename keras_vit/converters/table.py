@@ -55,7 +55,10 @@ class TensorNames:
         return tuple(dict.fromkeys((*self.prefixes, self.head_prefix, self.write_prefix, "")))
 
     def spell(self, name: str) -> str:
-        """Replace the parts in `spelled`; # in a replacement is the part's last number."""
+        """Replace the parts in `spelled`; # in a replacement is the part's last number.
+
+        With {"layers.#.norm#": "blocks.ln_#"}, layers.3.norm1.bias becomes blocks.ln_1.bias.
+        """
         for part, other in self.spelled.items():
             number = r"(?P<last>\d{1,9})".join(re.escape(part).replace(r"\#", r"\d{1,9}").rsplit(r"\d{1,9}", 1))
             name = re.sub(number, other.replace("\\", r"\\").replace("#", r"\g<last>"), name)
@@ -108,7 +111,11 @@ def pattern(template: str) -> re.Pattern[str]:
 
 
 def fill(template: str, values: Mapping[str, str], shift: int = 0, shifted_in: str | None = None) -> str:
-    """Fill the placeholders of a template; those written {s-1} (here or in `shifted_in`) move by `shift`."""
+    """Fill the placeholders of a template; those written {s-1} (here or in `shifted_in`) move by `shift`.
+
+    A row that maps "stages.{s-1}.conv" to "stage_{s}/conv" is filled by -1 with s = 1 as "stages.0.conv"; the other
+    way, by +1 with what was found there, s = 0, as "stage_1/conv".
+    """
     shifted = {name for name, option in PLACEHOLDER.findall(shifted_in or template) if option == "-1"}
     moved = {name: str(int(value) + shift * (name in shifted)) for name, value in values.items()}
     # {u:02} has two digits.

@@ -5,7 +5,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -130,20 +130,20 @@ def _export(
         model = model.resized(**options.sizes)
     images, labels = samples.labelled_images(model, images)
     calibration, _ = samples.labelled_images(model, calibration)
-    measured, calibrating, compared = _choose_images(model, plan, mode, calibration, images)
+    chosen = _choose_images(model, plan, mode, calibration, images)
     is_same = images is None or images is calibration or np.array_equal(images, calibration)
-    if calibrating is not None and is_same:
-        _check_variety(model, measured)
+    if chosen.ranges is not None and is_same:
+        _check_variety(model, chosen.outliers)
     with temporary_path(path) as work:
         with measure_resources() as used:
-            outliers = find_outliers(model, measured, mode.smoothing)
+            outliers = find_outliers(model, chosen.outliers, mode.smoothing)
             plan = dataclasses.replace(plan, **outliers._asdict())
-            notes = _write_file(model, work, plan, mode, calibrating, progress=progress)
+            notes = _write_file(model, work, plan, mode, chosen.ranges, progress=progress)
         try:
             report = verify(
                 model,
                 work,
-                compared,
+                chosen.comparison,
                 labels=labels,
                 mode=mode,
                 threads=options.threads,
@@ -151,11 +151,11 @@ def _export(
                 **options.least,
             )
         except VerificationError as error:
-            notes += _find_passing_mode(model, work, plan, mode, measured, compared, options.least)
+            notes += _find_passing_mode(model, work, plan, mode, chosen, options.least)
             raise VerificationError("; ".join([str(error), *notes])) from None
         resize_error = None
         if plan.source_size is not None:
-            resize_error = _resize_error(model, compared, plan, work.with_name("resize"))
+            resize_error = _resize_error(model, chosen.comparison, plan, work.with_name("resize"))
         work.replace(path)
         record_results(path)
     return dataclasses.replace(
@@ -163,8 +163,8 @@ def _export(
         path=path,
         device=options.device_line(mode),
         rounding=notes,
-        calibrated_on=calibrating is not None and is_same,
-        calibration_images=None if calibrating is None else len(measured),
+        calibrated_on=chosen.ranges is not None and is_same,
+        calibration_images=None if chosen.ranges is None else len(chosen.ranges),
         preprocess_error=resize_error,
         seconds=used.seconds,
         peak_bytes=used.peak_bytes,
@@ -221,13 +221,16 @@ def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | No
         return None
 
 
-def _choose_images(
-    model: keras.Model, plan: FilePlan, mode: Mode, calibration: Any, images: Any
-) -> tuple[np.ndarray, np.ndarray | None, Any]:
-    """Prepare the images on which outliers are measured, ranges are calibrated, and file and model are compared.
+class Images(NamedTuple):
+    """Images of an export, by what is done on them."""
 
-    The second are as the file takes them, None if the mode does not use any. The third are None for built-in images.
-    """
+    outliers: np.ndarray  # prepared, on which outliers are measured
+    ranges: np.ndarray | None  # as the file takes them, on which ranges are calibrated; None if the mode uses none
+    comparison: Any  # on which file and model are compared; None for built-in ones
+
+
+def _choose_images(model: keras.Model, plan: FilePlan, mode: Mode, calibration: Any, images: Any) -> Images:
+    """Prepare the images of an export; `images` are those that the user compares on."""
     is_float = plan.input_dtype == "float32"
     if calibration is None:
         measured = samples.images(image_config(model), max(DEFAULT_SAMPLES) + 1)[DEFAULT_SAMPLES]
@@ -242,7 +245,7 @@ def _choose_images(
         images = samples.prepared_images(model, images, "verify")
     elif images is None and mode.needs_calibration:  # its ranges would cut off values of the built-in images
         images = measured if is_float else calibration
-    return measured, calibrating, images
+    return Images(measured, calibrating, images)
 
 
 def _check_variety(model: keras.Model, images: np.ndarray) -> None:
@@ -308,19 +311,18 @@ def _find_passing_mode(
     work: Path,
     plan: FilePlan,
     refused: Mode,
-    measured: np.ndarray,
-    images: Any,
+    chosen: Images,
     least: dict[str, Any],
 ) -> tuple[str, ...]:
     """Find the smallest of the safer modes that passes the verification, and describe it in one line."""
     for mode in map(load_mode, SAFER_MODES):
-        if mode.name == refused.name or mode.bits[0] < refused.bits[0]:
+        if mode.name == refused.name or min(mode.kernel_bits) < min(refused.kernel_bits):
             continue
-        outliers = find_outliers(model, measured, mode.smoothing)
+        outliers = find_outliers(model, chosen.outliers, mode.smoothing)
         trial = dataclasses.replace(plan, storage=mode, norms=mode.norms, rounded={}, **outliers._asdict())
         _write_file(model, work, trial, mode, None, progress=False)
         with contextlib.suppress(VerificationError):
-            size, figures = verify(model, work, images, mode=mode, **least).lines()[:2]
+            size, figures = verify(model, work, chosen.comparison, mode=mode, **least).lines()[:2]
             return (f"tried: quantize={mode.name!r} passes ({size.rpartition(': ')[2]}), {figures}",)
     return ()
 

@@ -164,7 +164,7 @@ class Mode:
         return any(rule.activations == 16 for rule in self.rules)
 
     @property
-    def bits(self) -> tuple[int, int]:
+    def kernel_bits(self) -> tuple[int, int]:
         """Fewest and most bits that a kernel may have."""
         if not self.rules:
             bits = STORAGES[self.storage].bits

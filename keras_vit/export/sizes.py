@@ -20,7 +20,7 @@ def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int])
     Some weights beside kernels are folded into the kernels, so the lower bound counts kernels alone. `size` is (height,
     width) of the file's input.
     """
-    least_bits, most_bits = (4, 32) if mode is None else mode.bits
+    least_bits, most_bits = (4, 32) if mode is None else mode.kernel_bits
     kernels = sum(math.prod(v.shape) for v in model.variables if v.path.endswith("kernel"))
     others = sum(math.prod(v.shape) for v in model.variables) - kernels
     others += sum(num_bias_constants(layer) for layer in model._flatten_layers())

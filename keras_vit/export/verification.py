@@ -445,7 +445,7 @@ def check_thresholds(
     # All devices: asked for GPUs, JAX raises an error where there are none.
     is_rounded = is_rounded or any(name.startswith("gpu") for name in keras.distribution.list_devices())
     least = _with_cosine(mode.thresholds, ROUNDED_COSINE) if is_rounded else mode.thresholds
-    is_quantized = min(mode.bits) < HALF_BITS
+    is_quantized = min(mode.kernel_bits) < HALF_BITS
     has_few_logits = num_classes < MANY_CLASSES and report.mean_iou is None  # of an image, not of its pixels
     if report.cosine is None:  # maps of classes
         values["agreement"] = report.agreement
@@ -504,7 +504,7 @@ def _next_steps(missed: dict[str, float], mode: Mode, *, is_detected: bool) -> l
     steps = []
     if is_detected:
         steps.append("check that the file is of this model, with these weights")
-    elif min(mode.bits) < HALF_BITS:
+    elif min(mode.kernel_bits) < HALF_BITS:
         calibrates = mode.needs_calibration or mode.smoothing
         images = (
             "a hundred typical images, calibration=model.preprocess(...) (--calibrate --images FOLDER), or "

@@ -217,8 +217,8 @@ Float32 = Annotated[float, "(-1e38, 1e38)"]
 class Group(Checked):
     """Base of the groups."""
 
-    def _unmet(self, feature: str, **needed: Any) -> Iterator[str]:
-        """Describe fields that do not have the values that a feature needs."""
+    def _needs(self, feature: str, **needed: Any) -> Iterator[str]:
+        """Yield a sentence if fields do not have the values that a feature needs."""
         if wrong := {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}:
             wants, has = (", ".join(f"{name}={values[name]!r:.200}" for name in wrong) for values in (needed, wrong))
             yield f"{feature} needs {wants}. Received: {has}"
@@ -381,20 +381,20 @@ class PositionConfig(Group):
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
         if self.position == "relative":
-            yield from self._unmet("position='relative'", rotary_theta=None, relative_bias="none")
+            yield from self._needs("position='relative'", rotary_theta=None, relative_bias="none")
         if self.position == "relative" and self.position_place == "stem":
             yield (
                 "position='relative' acts in the attention of every block: position_place is 'blocks' (one each) or "
                 "'shared'. Received: 'stem'"
             )
         if self.rotary_learned:
-            yield from self._unmet("rotary_learned=True", relative_bias="none")
+            yield from self._needs("rotary_learned=True", relative_bias="none")
             if self.rotary_theta is None:
                 yield "rotary_learned=True needs rotary_theta, a base of the first frequencies. Received: None"
         if self.relative_bias == "none":
-            yield from self._unmet("relative_bias='none'", relative_bias_mlp_dim=None)
+            yield from self._needs("relative_bias='none'", relative_bias_mlp_dim=None)
         if self.position in ("sincos2d", "none"):
-            yield from self._unmet(f"position={self.position!r}", position_place="stem")
+            yield from self._needs(f"position={self.position!r}", position_place="stem")
 
 
 @documented
@@ -444,7 +444,7 @@ class BlockConfig(Group):
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
         if self.norm == "rms":
-            yield from self._unmet("norm='rms'", attention_norm=False, mlp_norm=False, tokens_mlp_dim=None)
+            yield from self._needs("norm='rms'", attention_norm=False, mlp_norm=False, tokens_mlp_dim=None)
 
     @property
     def norm_options(self) -> dict[str, Any]:
@@ -509,20 +509,20 @@ class HeadConfig(Group):
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
         if self.classifier == "token_gap":
-            yield from self._unmet("classifier='token_gap'", final_norm="tokens")
+            yield from self._needs("classifier='token_gap'", final_norm="tokens")
         for name, kinds in (
             ("token_blocks", ("token", "token_gap")),
             ("mean_blocks", ("token", "gap", "token_gap", "map")),
         ):
             if getattr(self, name) > 1:
-                yield from self._unmet(f"{name} above 1", final_norm="tokens")
+                yield from self._needs(f"{name} above 1", final_norm="tokens")
                 if self.classifier not in kinds:
                     yield f"{name} above 1 needs a classifier of {kinds}. Received: {self.classifier!r}"
         if self.is_unpooled:
-            yield from self._unmet(f"classifier={self.classifier!r}", normalize_features=False, projection_head=False)
+            yield from self._needs(f"classifier={self.classifier!r}", normalize_features=False, projection_head=False)
         yield from label_conflicts(self.labels)
         if self.projection_head:
-            yield from self._unmet("projection_head", normalize_features=False, representation_size=None, labels=None)
+            yield from self._needs("projection_head", normalize_features=False, representation_size=None, labels=None)
 
     @property
     def is_unpooled(self) -> bool:
@@ -592,23 +592,23 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
             channels = self.resnet.channels if self.resnet else None
             needed = {"hidden_size": channels, "patch_size": (1, 1), "position": "none", "final_norm": "tokens"}
             needed |= {"patch_norm": False, "pre_norm": False, "num_prefix_tokens": 0, "tokens_mlp_dim": None}
-            yield from self._unmet("num_layers=0, a ResNet without a Transformer,", **needed)
+            yield from self._needs("num_layers=0, a ResNet without a Transformer,", **needed)
         if self.hidden_size % self.num_heads and (self.has_attention or self.has_map_head):
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.has_map_head and self.hidden_size % (self.pool_heads or 1):
             yield f"hidden_size is a multiple of pool_heads. Received: {self.hidden_size} and {self.pool_heads}"
         if self.norm == "rms" and self.has_map_head:
-            yield from self._unmet("norm='rms' with classifier='map'", pool_mlp_dim=0)
+            yield from self._needs("norm='rms' with classifier='map'", pool_mlp_dim=0)
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
         if self.num_read_blocks > max(1, self.num_layers):
             most, received = f"at most num_layers={self.num_layers}", self.num_read_blocks
             yield f"token_blocks and mean_blocks are {most}. Received: {received}"
         if self.num_class_tokens > 1:
-            yield from self._unmet("num_class_tokens above 1", class_token=True, distilled=False)
+            yield from self._needs("num_class_tokens above 1", class_token=True, distilled=False)
         if self.distilled:
             needed = {"classifier": "token", "token_blocks": 1, "representation_size": None, "final_norm": "tokens"}
-            yield from self._unmet("distilled", **needed, normalize_features=False, projection_head=False)
+            yield from self._needs("distilled", **needed, normalize_features=False, projection_head=False)
         yield from self._position_conflicts()
         if len(self.preprocessing.mean) not in (1, self.num_channels):
             yield (
@@ -634,7 +634,7 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
             if self.relative_bias != "none":
                 yield f"relative_bias needs attention. Received: {received}"
         if self.position_place != "stem" and self.num_prefix_tokens:  # whole sequences, all tokens included
-            yield from self._unmet(f"position_place={self.position_place!r}", position_prefix=True)
+            yield from self._needs(f"position_place={self.position_place!r}", position_prefix=True)
 
     @property
     def block(self) -> BlockConfig:

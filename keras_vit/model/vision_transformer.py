@@ -347,7 +347,7 @@ class VisionTransformer(keras.Model):
                 continue
             origin = source.get_layer(layer.name)
             for inner, inner_origin in zip(layer._flatten_layers(), origin._flatten_layers(), strict=True):
-                store: dict[str, Any] = {}
+                store: dict[str, Any] = {}  # by number: "0" is the first variable, the kernel
                 inner_origin.save_own_variables(store)
                 # Copies: JAX's variables would share an array, which Keras' fit and predict give away.
                 store = {name: np.array(value) for name, value in store.items()}

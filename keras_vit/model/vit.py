@@ -62,6 +62,7 @@ class Network:
         self.output_dtype = "float64" if policy.compute_dtype == "float64" else "float32"
         self.intermediates: dict[str, Any] = {}  # name -> tensor, in the order of computation
         self.block_inputs: dict[str, tuple[Any, ...]] = {}  # block -> tokens, and what is relative to others
+        # The same layer each time that it is asked for.
         self._position_layer = functools.cache(self._new_position_layer)
         self._final_norm = functools.cache(functools.partial(self._norm, "encoder_norm"))
 

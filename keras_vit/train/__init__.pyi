@@ -1,13 +1,13 @@
 from ._recipe import Recipe as Recipe
 from ._recipe import recipe as recipe
 from ._recipe import recipes as recipes
-from ._run import Result as Result
 from ._run import run as run
 from .evaluation import Calibration as Calibration
 from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
 from .examination import Examination as Examination
 from .examination import examine as examine
+from .execute import Result as Result
 from .few_shots import few_shot as few_shot
 from .held_out import Best as Best
 from .loop import DivergedError as DivergedError

@@ -7,7 +7,7 @@ of the best evaluation. A head that is not trained is solved for once more after
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import os
 
 import tensorflow as tf
 
@@ -15,11 +15,14 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train import prepare
 from keras_vit.train._recipe import Recipe
 from keras_vit.train._recipe import recipe as load_recipe
-from keras_vit.train.checkpoints import FINAL_MODEL, newest
-from keras_vit.train.data.split import Data
+from keras_vit.train.checkpoints import FINAL_MODEL, newest, plain_path
+from keras_vit.train.data.split import Data, DataRequest
+from keras_vit.train.execute import Result, execute
 from keras_vit.train.held_out import HeldOut
+from keras_vit.train.log_files import MetricLogger
+from keras_vit.train.prepare import PrintLine
 from keras_vit.train.probe import Probe
-from keras_vit.train.step import TrainState
+from keras_vit.train.steps import Steps
 from keras_vit.train.stop import Stop
 
 PROBE = "probe"  # folder of the probe, in that of the training
@@ -27,7 +30,31 @@ PROBE = "probe"  # folder of the probe, in that of the training
 OF_PROBE = {"image_size", "config", "layers", "precision", "seed", "class_weights"}
 
 
-def probe_recipe(recipe: Recipe, devices: tf.distribute.Strategy) -> Recipe:
+def begin(
+    recipe: Recipe,
+    source: prepare.Source,
+    data: Data,
+    devices: tf.distribute.Strategy,
+    asked: DataRequest,
+    out: str | os.PathLike[str] | None,
+    *,
+    print_line: PrintLine,
+    show: bool,
+) -> prepare.Model | Result:
+    """Run the probe whose head a training in `out` begins with; return its model, or its result if it was stopped.
+
+    A training that has begun has the probe's weights in its own checkpoints: the probe is loaded.
+    """
+    folder = None if out is None else f"{plain_path(out)}/{PROBE}"
+    has_begun = out is not None and newest(f"{plain_path(out)}/checkpoints")
+    if has_begun and tf.io.gfile.exists(f"{folder}/{FINAL_MODEL}"):
+        return prepare.load_model(recipe, prepare.choose_model(recipe, f"{folder}"))
+    probe = Probe(_probe_recipe(recipe, devices), source, data, devices, print_line)
+    result = execute(probe, data, asked, folder, print_line=print_line, show=show)
+    return result if result.stopped else result.model
+
+
+def _probe_recipe(recipe: Recipe, devices: tf.distribute.Strategy) -> Recipe:
     """Make the recipe of the probe whose head a training has."""
     probe = dataclasses.replace(load_recipe("linear-probe"), **{name: getattr(recipe, name) for name in OF_PROBE})
     replicas = devices.num_replicas_in_sync
@@ -35,36 +62,45 @@ def probe_recipe(recipe: Recipe, devices: tf.distribute.Strategy) -> Recipe:
     return dataclasses.replace(probe, batch_size=batch, changed=(recipe.changed or frozenset()) & OF_PROBE)
 
 
-def finished_probe(recipe: Recipe, out: str | None, folder: str | None) -> prepare.Model | None:
-    """Load the probe in `folder` if the training in `out` has begun: it has its weights in its own checkpoints."""
-    if folder is None or not newest(f"{out}/checkpoints") or not tf.io.gfile.exists(f"{folder}/{FINAL_MODEL}"):
-        return None
-    return prepare.load_model(recipe, prepare.choose_model(recipe, folder))
+class StepsFromProbe(Steps):
+    """Training in steps that begins with the head of a probe, and returns the best model: never below the probe."""
 
+    keeps_best = True
 
-def solve_again(state: TrainState, data: Data, held_out: HeldOut, stop: Stop, *, show: bool) -> dict[str, float] | None:
-    """Move a solved head half of the way to one for the trained features; evaluate it, or return None if stopped.
+    def begin(self, logger: MetricLogger, held_out: HeldOut) -> None:
+        """Evaluate the probe."""
+        logger.log_evaluation(0, held_out.evaluate(0))
+        super().begin(logger, held_out)
 
-    The last checkpoint has the head before it: a run that continues does this again.
-    """
-    recipe = dataclasses.replace(probe_recipe(state.recipe, state.strategy), layers=1, config={})  # as the model is
-    images = dataclasses.replace(data, evaluation=None)
-    probe = Probe(recipe, held_out.copy_model(), images, state.strategy, lambda _: None)
-    if probe.run(None, stop, print_line=lambda _: None, show=show).stopped:
-        return None
-    head = state.model.get_layer("head")
-    with state.strategy.scope():
-        pairs = zip(head.get_weights(), probe.model.get_layer("head").get_weights(), strict=True)
-        head.set_weights([(first + second) / 2 for first, second in pairs])
-    return held_out.evaluate(state.total_steps)
+    def end(
+        self, metrics: dict[str, float], held_out: HeldOut, stop: Stop, *, logger: MetricLogger | None, show: bool
+    ) -> dict[str, float] | None:
+        """Move a head that is not trained half of the way to one for the trained features.
 
+        The last checkpoint has the head before it: a run that continues does this again.
+        """
+        state = self._state
+        if state.trains_head:
+            return metrics
+        self._print_line("the head becomes the mean of itself and of a head for the trained features")
+        recipe = dataclasses.replace(_probe_recipe(self.recipe, self.strategy), layers=1, config={})  # as the model is
+        images = dataclasses.replace(self._data, evaluation=None)
+        probe = Probe(recipe, held_out.copy_model(), images, self.strategy, lambda _: None)
+        if probe.run(None, stop, show=show).stopped:
+            return None
+        head = state.model.get_layer("head")
+        with self.strategy.scope():
+            pairs = zip(head.get_weights(), probe.model.get_layer("head").get_weights(), strict=True)
+            head.set_weights([(first + second) / 2 for first, second in pairs])
+        metrics = held_out.evaluate(state.total_steps)
+        if metrics and logger:
+            logger.log_evaluation(state.total_steps, metrics)
+        return metrics
 
-def best_model(
-    held_out: HeldOut, metrics: dict[str, float], print_line: Callable[[str], None]
-) -> tuple[VisionTransformer, dict[str, float]]:
-    """Return the model of the best evaluation and its metrics: never below the probe. The last has `metrics`."""
-    best = held_out.best
-    if not metrics or not best or best.metrics == metrics:
-        return held_out.evaluated_model() if metrics else held_out.copy_model(), metrics
-    print_line(f"the result is the model of step {best.step:,}, the best on the held-out images")
-    return held_out.best_model(), best.metrics
+    def choose_model(self, metrics: dict[str, float], held_out: HeldOut) -> tuple[VisionTransformer, dict[str, float]]:
+        """Choose the model of the best evaluation. The last has `metrics`."""
+        best = held_out.best
+        if not metrics or not best or best.metrics == metrics:
+            return super().choose_model(metrics, held_out)
+        self._print_line(f"the result is the model of step {best.step:,}, the best on the held-out images")
+        return held_out.best_model(), best.metrics

@@ -20,7 +20,7 @@ from keras_vit.train.data.pipeline import ModelInput, training_batches
 from keras_vit.train.data.split import Data, Order
 from keras_vit.train.held_out import HeldOut
 from keras_vit.train.log_files import MetricLogger
-from keras_vit.train.step import TrainState, is_whole, make_train_step
+from keras_vit.train.step import Interrupt, TrainState, is_whole, make_train_step
 from keras_vit.train.stop import Stop, describe_wait, start_thread, wait_for
 
 UPDATE_SECONDS = 5.0  # that the second Ctrl-C waits for the end of a step that changes the weights
@@ -45,7 +45,8 @@ def train(
     log_steps = recipe.log_steps
     if not recipe.is_stated("log_steps"):
         log_steps = min(log_steps, math.ceil(total / FEWEST_LOG_LINES))
-    intervals = (log_steps, recipe.checkpoint_steps, held_out.interval)
+    # Numbers of steps; None: after the last one.
+    every = {"log": log_steps, "save": recipe.checkpoint_steps, "evaluate": held_out.interval}
     during = functools.partial(stop.during, saves=checkpoints is not None)
     save = functools.partial(save_checkpoint, state, checkpoints, logger, stop)
     steps = TrainingSteps(state, data)
@@ -54,27 +55,27 @@ def train(
     with _saving_last_step(state, steps, save, has_folder=checkpoints is not None):
         while done < total:
             # No call goes beyond a step after which something else is to be done.
-            count = min(recipe.steps_per_call, total - done, *(n - done % n for n in intervals if n))
+            count = min(recipe.steps_per_call, total - done, *(n - done % n for n in every.values() if n))
             is_asked = stop.requested and not strategies.has_workers(state.strategy)
             metrics = None if is_asked else steps.take(count, stop, saves=checkpoints is not None)
             if metrics is None:
                 break
             done += count
             logger.add(count, metrics)
-            is_logged, is_saved, is_evaluated = (done == total or (n is not None and done % n == 0) for n in intervals)
+            due = {name for name, n in every.items() if done == total or (n is not None and done % n == 0)}
             # The metrics tell all workers that one was asked to stop, and all read them after the same step.
-            if is_logged and _log(state, logger, checkpoints)["stop"] and done < total:
+            if "log" in due and _log(state, logger, checkpoints)["stop"] and done < total:
                 break
             with logger.paused():
-                if is_evaluated:
+                if "evaluate" in due:
                     logger.show("evaluating")
                     _check_weights(state, checkpoints)
                     with during("this evaluation"):
                         evaluation = held_out.evaluate(done)
                     logger.log_evaluation(done, evaluation)
                 minutes = recipe.checkpoint_minutes
-                is_old = is_logged and minutes is not None and time.monotonic() - saved_at > 60 * minutes
-                if is_saved or is_old:
+                is_old = "log" in due and minutes is not None and time.monotonic() - saved_at > 60 * minutes
+                if "save" in due or is_old:
                     with during("this checkpoint"):
                         save()
                     saved_at = time.monotonic()
@@ -139,11 +140,12 @@ class TrainingSteps:
         state, recipe = self._state, self._state.recipe
         # Several steps in one call could end between the updates of one.
         parts = self._parts if count == 1 else 1
-        interrupt = functools.partial(state.interrupt.assign, 1) if parts != 1 else lambda: None
+        end_step = functools.partial(state.interrupt.assign, Interrupt.BEFORE_MICRO_BATCH)
+        on_request = end_step if parts != 1 else lambda: None
         order = Order(batch=recipe.batch_size, seed=recipe.seed, start=int(state.step.numpy()))
         start = time.monotonic()
         with (
-            stop.during(self._describe_wait(parts, count), saves=saves, on_request=interrupt),
+            stop.during(self._describe_wait(parts, count), saves=saves, on_request=on_request),
             self._split.naming_bad_image(order, batches=count),
         ):
             if state.updating is not None:
@@ -163,7 +165,7 @@ class TrainingSteps:
     def finish_or_abandon(self) -> bool:
         """Keep a running step from updating the weights; return whether they are, and stay, those of a whole step."""
         state, running = self._state, self._running
-        state.interrupt.assign(2)
+        state.interrupt.assign(Interrupt.BEFORE_UPDATE)
         if running and not running.done() and (state.updating is None or state.updating.numpy()):
             futures.wait([running], timeout=UPDATE_SECONDS)
             return running.done()

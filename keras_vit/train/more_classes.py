@@ -24,12 +24,12 @@ from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train import strategies
 from keras_vit.train._recipe import Recipe
-from keras_vit.train._run import Result
 from keras_vit.train.checkpoints import FINAL_MODEL, RUN_FILES, make_folder, plain_path
 from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.data.split import Data, check_kind
 from keras_vit.train.evaluation import distribute_batches, replicate
+from keras_vit.train.execute import Result
 from keras_vit.train.few_shots import feature_collector
 from keras_vit.train.held_out import save_model
 from keras_vit.train.least_squares import Fold

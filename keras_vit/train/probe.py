@@ -71,7 +71,7 @@ class Probe:
             self.recipe, source, num_classes=data.num_classes, class_names=data.class_names
         )
         self.strategy = devices
-        self._data = data
+        self._data, self._print_line = data, print_line
         self._weights = class_weights(recipe, data)
         self._splits = [split for split in (data.training_split(), data.evaluation) if split is not None]
         self.total = sum(split.count for split in self._splits)
@@ -107,12 +107,12 @@ class Probe:
         checkpoints.clear()
         return "all features are computed again"
 
-    def run(self, checkpoints: Checkpoints | None, stop: Stop, *, print_line: PrintLine, show: bool) -> Outcome:
+    def run(self, checkpoints: Checkpoints | None, stop: Stop, *, show: bool) -> Outcome:
         """Compute the features that are missing and fit the head."""
         folder = checkpoints.run_folder if checkpoints else None
         log = Log(folder) if folder is not None else None
         if done := int(self._done.numpy()):
-            print_line(f"{folder} continues after {done:,} of {self.total:,} images.")
+            self._print_line(f"{folder} continues after {done:,} of {self.total:,} images.")
         try:
             speed = self.compute(checkpoints, stop, show=show)
         except KeyboardInterrupt:  # the second Ctrl-C
@@ -120,7 +120,7 @@ class Probe:
                 with stop.held():
                     checkpoints.save(int(self._done.numpy()))
             raise
-        metrics, history, temperature = ({}, [], None) if speed is None else self.fit(print_line, folder)
+        metrics, history, temperature = ({}, [], None) if speed is None else self.fit(folder)
         if log:
             for line in history:
                 log.write(**line)
@@ -215,7 +215,7 @@ class Probe:
                 yield offset + split.count, None
             offset += split.count
 
-    def fit(self, print_line: PrintLine, folder: str | None) -> tuple[dict[str, float], list[dict[str, Any]], float]:
+    def fit(self, folder: str | None) -> tuple[dict[str, float], list[dict[str, Any]], float]:
         """Set the head; return its metrics on held-out images ({} without any), the log's lines, the temperature.
 
         The folder gets what the head was solved from.
@@ -227,7 +227,7 @@ class Probe:
         best = min(candidates, key=lambda candidate: candidate.loss)
         blocks = "block" if best.blocks == 1 else f"{best.blocks} blocks"
         words = f"of the last {blocks}, " if len(columns) > 1 else ""
-        print_line(
+        self._print_line(
             f"features {words}regularisation {best.strength:g} for each image: accuracy {best.accuracy:.4f} on "
             "training images that the fits had not seen"
         )

@@ -5,6 +5,7 @@ clips before the sum, repeats dropout masks on every replica, and does not accum
 """
 
 import contextlib
+import enum
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
@@ -27,6 +28,15 @@ from keras_vit.train.optimizer import (
 
 # Gradients in the order of the variables; float32 (n,), loss and metrics as shares of the whole batch's means.
 Gradients: TypeAlias = tuple[list[Any], Any]
+INTERRUPTED = "The step was interrupted"
+
+
+class Interrupt(enum.IntEnum):
+    """Where a running step ends with an error, because the run is to stop."""
+
+    NOWHERE = 0
+    BEFORE_MICRO_BATCH = 1  # the next one
+    BEFORE_UPDATE = 2
 
 
 class TrainState:
@@ -57,7 +67,7 @@ class TrainState:
         self.step = tf.Variable(  # number of steps done
             0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="step"
         )
-        self.interrupt = tf.Variable(  # 1 ends a step with an error before its next micro-batch, 2 before its update
+        self.interrupt = tf.Variable(  # an Interrupt
             0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="interrupt"
         )
         # 1 while a step updates the other variables; None if that cannot be told.
@@ -163,7 +173,7 @@ def _update_begins(state: TrainState, gradients: list[Any]) -> Iterator[None]:
     with tf.control_dependencies(gradients):
         updating = state.updating.assign(1)
     with tf.control_dependencies([updating]):
-        is_allowed = tf.debugging.Assert(tf.less(state.interrupt, 2), ["The step was interrupted"])
+        is_allowed = tf.debugging.Assert(tf.less(state.interrupt, Interrupt.BEFORE_UPDATE), [INTERRUPTED])
     with tf.control_dependencies([is_allowed]):
         yield
 
@@ -182,7 +192,7 @@ def accumulate(
     *,
     count: int,
     zeros: Gradients,
-    interrupt: Any = 0,
+    interrupt: Any = Interrupt.NOWHERE,
 ) -> Gradients:
     """Sum the gradients of `count` micro-batches, one at a time in memory; `count` divides the number of images.
 
@@ -197,7 +207,8 @@ def accumulate(
         return gradients({name: x[k] for name, x in split.items()}, tf.random.experimental.stateless_fold_in(seed, k))
 
     def add(k: Any, sums: Gradients) -> tuple[Any, Gradients]:
-        with tf.control_dependencies([tf.debugging.Assert(tf.equal(interrupt, 0), ["The step was interrupted"])]):
+        is_allowed = tf.debugging.Assert(tf.equal(interrupt, Interrupt.NOWHERE), [INTERRUPTED])
+        with tf.control_dependencies([is_allowed]):
             number = tf.identity(k)
         return k + 1, tf.nest.map_structure(tf.add, sums, micro_batch_gradients(number))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.zoo.cards import families
-from keras_vit.zoo.pretrained import ResolvedModel, beside_urls, fetch_beside, fetch_source, load_resolved, resolve
+from keras_vit.zoo.pretrained import ResolvedModel, fetch_source, load_resolved, resolve
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
@@ -73,7 +73,7 @@ def text_encoder(
 
 def fetch_text(resolved: ResolvedModel) -> list[Path]:
     """Fetch the files of a text tower: the weights first, a published tokenizer last; [] if the card has no tower."""
-    from keras_vit._util.downloads import fetch
+    from keras_vit._util.downloads import fetch, fetch_beside, fetch_with
 
     row, source = resolved.published, resolved.source or ""
     if resolved.is_file:
@@ -81,13 +81,7 @@ def fetch_text(resolved: ResolvedModel) -> list[Path]:
     location = row.text_location if row else None
     if row is None or location is None:
         return []
-    if row.text is None:
-        files = [fetch_source(resolved)]
-    else:
-        files = [
-            fetch(location, beside=beside_urls(location, [_CONFIG])),
-            *fetch_beside(location, [_CONFIG], needed=_CONFIG),
-        ]
+    files = [fetch_source(resolved)] if row.text is None else fetch_with(location, [_CONFIG], needed=_CONFIG)
     return [*files, fetch(row.tokenizer)] if row.tokenizer else files
 
 

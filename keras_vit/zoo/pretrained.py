@@ -6,14 +6,14 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from keras_vit._util.checks import as_path, given
 from keras_vit._util.text import warn
-from keras_vit.errors import CheckpointError, FileUnavailableError, UnknownModelError
+from keras_vit.errors import CheckpointError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.architectures import canonical_name
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
@@ -40,9 +40,6 @@ _FILE_SUFFIXES = (
     ".onnx",
 )
 _NAME_WITH_SLASH = re.compile(r"[^/]+/\d\w*")  # "ViT-B/16", or almost
-_REMOTE_CHECKPOINT = re.compile(
-    r"(?P<folder>(?:https?|gs|hf)://.+/)(?:[^/]+\.safetensors|pytorch_model\.bin)(?P<revision>@[^#]+)?(?:#.*)?"
-)
 _CONFIG_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
 # Fields of ViTConfig that `converters.load` changes.
 _FILE_CHANGES = ("image_size", "num_classes", "patch_size", "num_channels", "preprocessing")
@@ -135,33 +132,35 @@ class ResolvedModel:
         return self.name is None
 
 
+def kind_of(text: str) -> Literal["path", "file name", "word"]:
+    """Tell by the characters of a text whether it is a path, looks like one, or is the name of a model or a tag.
+
+    A URL is a "path", and so is what begins with "/", "." or "~", ends with "/" or contains a backslash: no name has
+    these. A "file name" ends as a checkpoint does, or has a slash where no model's name has one ("runs/mine"). Any
+    other text is a "word".
+    """
+    if "://" in text or text.startswith(("/", ".", "~")) or text.endswith("/") or "\\" in text:
+        return "path"
+    has_folder = "/" in text and not _NAME_WITH_SLASH.fullmatch(text)
+    return "file name" if has_folder or text.casefold().endswith(_FILE_SUFFIXES) else "word"
+
+
 def resolve(
     spec: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None, *, default: str | None = "default"
 ) -> ResolvedModel:
     """Find the model that a name, path or URL stands for, as all commands and `train.run` do.
 
-    A URL is a file, and so is a path that begins with "/", "." or "~", ends with "/" or contains a backslash, whether
-    it exists or not. A name of the zoo comes before any other path: "./digits" is the file. Any other text is a file if
-    it exists, ends in the suffix of a checkpoint, or has a slash where no model's name has one
-    ("runs/mine"). `weights` are for names: a tag, a path or a URL; None takes `default`, which is "default"
-    (recommended) or None (random); "none" is None. Errors are those of `load`; it is `fetch_source` that raises a
-    FileNotFoundError.
+    A path is a file, whether it exists or not (see `kind_of`). A name of the zoo comes before any other file: "digits"
+    is the model, "./digits" the file. Any other text is a file if it exists or looks like one. `weights` are for names:
+    a tag, a path or a URL; None takes `default`, which is "default" (recommended) or None (random); "none" is None.
+    Errors are those of `load`; it is `fetch_source` that raises a FileNotFoundError.
     """
     if isinstance(weights, str) and weights.casefold() == "none":  # of a command line
         weights = default = None
-    if isinstance(spec, str) and not _is_written_as_path(spec):
-        if not spec.strip():
-            raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {spec!r:.200}")
-        card_or_error: Card | ValueError
-        try:
-            card_or_error = card(spec)
-        except ValueError as error:
-            card_or_error = error
-        if isinstance(card_or_error, UnknownModelError) and Path(spec).suffix and not _exists(spec):
-            reason = str(card_or_error).removeprefix("No ")
-            card_or_error = UnknownModelError(f"There is no file {spec!r:.200}, and no {reason}")
-        if not _is_file(spec, card_or_error):
-            return _choose_weights(spec, card_or_error, default if weights is None else weights)
+    if isinstance(spec, str) and kind_of(spec) != "path":
+        found = _find_card(spec)
+        if not _is_file(spec, found):
+            return _choose_weights(spec, found, default if weights is None else weights)
     if weights is not None:
         raise ValueError(
             f"weights are for a model's name. Received: weights={weights!r:.200} and the file {spec!r:.200}"
@@ -169,66 +168,66 @@ def resolve(
     return ResolvedModel(source=as_path(spec, "the model"))
 
 
-def _choose_weights(
-    name: str, card_or_error: Card | ValueError, weights: str | os.PathLike[str] | None
-) -> ResolvedModel:
+def _find_card(spec: str) -> Card | ValueError:
+    """Find the card of a text that is no path; return the error that says that there is none."""
+    if not spec.strip():
+        raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {spec!r:.200}")
+    try:
+        return card(spec)
+    except UnknownModelError as error:
+        if Path(spec).suffix and not _exists(spec):
+            return UnknownModelError(f"There is no file {spec!r:.200}, and no {str(error).removeprefix('No ')}")
+        return error
+    except ValueError as error:  # almost the name of an AugReg file
+        return error
+
+
+def _is_file(spec: str, found: Card | ValueError) -> bool:
+    """Decide whether a text that is no path is a file."""
+    looks_like_file = kind_of(spec) == "file name"
+    if isinstance(found, UnknownModelError) and looks_like_file and spec.isprintable():  # one with a newline is no path
+        return True
+    # The name of an AugReg file may end in .npz, and that of another package may be a folder's.
+    return _exists(spec) and (not isinstance(found, Card) or looks_like_file or alias(spec) is not None)
+
+
+def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathLike[str] | None) -> ResolvedModel:
     """Resolve a name with a tag, a path or URL, or None for random weights."""
-    _, named = alias(name) or (None, "default")
-    weights = named if weights == "default" else weights
-    source = None if weights is None else as_path(weights, "weights")
-    if isinstance(card_or_error, Card):
-        known = card_or_error
-        tag = weights if isinstance(weights, str) and not _is_weights_file(weights, known) else None
-        row = select(known, tag if tag is not None else named if named in known.weights else "default")
-        source = source if tag is None else row.location
-        published = row if source == row.location else None
-        return ResolvedModel(
-            source=source,
-            name=known.name,
-            expected_config=row.whole_config() if published else row.base_config(),
-            defaults={
-                "preprocessing": row.preprocessing,
-                **given(labels=row.labels, position_method=row.config.get("position_method")),
-            },
-            published=published,
-        )
-    has_tag = isinstance(weights, str) and not _is_weights_file(weights)
-    if not isinstance(card_or_error, UnknownModelError) or has_tag or not name.isprintable():
-        raise card_or_error
+    _, of_alias = alias(name) or (None, "default")
+    weights = of_alias if weights == "default" else weights
+    if isinstance(found, Card):
+        return _weights_of_card(found, weights, of_alias if of_alias in found.weights else "default")
+    has_tag = isinstance(weights, str) and _is_tag(weights)
+    if not isinstance(found, UnknownModelError) or has_tag or not name.isprintable():
+        raise found
     architecture = canonical_name(name)  # raises an error that lists the nearest architectures
+    source = None if weights is None else as_path(weights, "weights")
     return ResolvedModel(source=source, name=architecture, expected_config=ViTConfig.from_name(architecture))
 
 
-def _is_file(spec: str, card_or_error: Card | ValueError) -> bool:
-    """Decide whether a text that may be a name is a file."""
-    if isinstance(card_or_error, Card):
-        # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
-        return (_has_file_suffix(spec) or alias(spec) is not None) and _exists(spec)
-    if isinstance(card_or_error, UnknownModelError):
-        return _exists(spec) or (_is_path(spec) and spec.isprintable())  # a name with a newline is no path
-    return _exists(spec)  # almost the name of an AugReg file; if there is no such file, the error is raised
+def _weights_of_card(known: Card, weights: str | os.PathLike[str] | None, usual: str) -> ResolvedModel:
+    """Resolve the weights of a card. A file, or random weights, have what the card says of the `usual` tag."""
+    tag = weights if isinstance(weights, str) and _is_tag(weights, known) else None
+    row = select(known, usual if tag is None else tag)
+    source = row.location if tag is not None else None if weights is None else as_path(weights, "weights")
+    published = row if source == row.location else None
+    return ResolvedModel(
+        source=source,
+        name=known.name,
+        expected_config=row.whole_config() if published else row.base_config(),
+        defaults={
+            "preprocessing": row.preprocessing,
+            **given(labels=row.labels, position_method=row.config.get("position_method")),
+        },
+        published=published,
+    )
 
 
-def _is_weights_file(weights: str, found: Card | None = None) -> bool:
-    """Tell a path or URL from a tag. A tag of the card is a tag even if a file has its name."""
-    if weights == "default" or (found and weights in found.weights):
-        return False
-    return _is_path(weights) or "/" in weights or bool(Path(weights).suffix)  # no tag has a slash
-
-
-def _is_path(text: str) -> bool:
-    """Decide whether a text that is neither a known name nor a tag is a path or a URL."""
-    has_folder = "/" in text and not _NAME_WITH_SLASH.fullmatch(text)
-    return _is_written_as_path(text) or _has_file_suffix(text) or has_folder or (bool(text) and _exists(text))
-
-
-def _is_written_as_path(text: str) -> bool:
-    """Recognise a path or a URL by characters that no name and no tag has."""
-    return "://" in text or text.startswith(("/", ".", "~")) or text.endswith("/") or "\\" in text
-
-
-def _has_file_suffix(text: str) -> bool:
-    return text.casefold().endswith(_FILE_SUFFIXES)
+def _is_tag(weights: str, known: Card | None = None) -> bool:
+    """Tell a tag from a path or URL. A tag of the card is one even if a file has its name; no tag has a slash."""
+    if weights == "default" or (known and weights in known.weights):
+        return True
+    return kind_of(weights) == "word" and not ("/" in weights or Path(weights).suffix or (weights and _exists(weights)))
 
 
 def _exists(text: str) -> bool:
@@ -297,21 +296,25 @@ def open_model(
     from keras_vit.converters.source import open_checkpoint
 
     file = find_weights(fetch_source(resolved))
-    if is_keras_file(file):
-        yield _open_keras(file, expected, changes, which=which, **file_facts)
-        return
-    with open_checkpoint(
-        file,
-        facts=to_facts(file_facts.get("config")),
-        format=file_facts.get("format"),
-        which=which,
-        expected=None if expected is None else vars(expected),
-        wanted_size=changes.get("image_size"),
-    ) as checkpoint:
+    with contextlib.ExitStack() as stack:
+        if is_keras_file(file):
+            opened = _open_keras(file, changes, which=which, **file_facts)
+        else:
+            checkpoint = stack.enter_context(
+                open_checkpoint(
+                    file,
+                    facts=to_facts(file_facts.get("config")),
+                    format=file_facts.get("format"),
+                    which=which,
+                    expected=None if expected is None else vars(expected),
+                    wanted_size=changes.get("image_size"),
+                )
+            )
+            load = functools.partial(_load_checkpoint, resolved, checkpoint, changes)
+            opened = OpenModel(config=checkpoint.written, load=load)
         if expected is not None:
-            _check_architecture(file, checkpoint.config, expected)
-        load = functools.partial(_load_checkpoint, resolved, checkpoint, changes)
-        yield OpenModel(config=checkpoint.written.replace(**changes), load=load)
+            _check_architecture(file, opened.config, expected)
+        yield replace(opened, config=opened.config.replace(**changes))
 
 
 def _create(config: ViTConfig, dtype: Any) -> VisionTransformer:
@@ -320,17 +323,15 @@ def _create(config: ViTConfig, dtype: Any) -> VisionTransformer:
     return VisionTransformer(config, dtype=dtype)
 
 
-def _open_keras(file: Path, expected: ViTConfig | None, changes: Mapping[str, Any], **file_facts: Any) -> OpenModel:
+def _open_keras(file: Path, changes: Mapping[str, Any], **file_facts: Any) -> OpenModel:
     """Read the config of a .keras file, which states everything itself."""
     from keras_vit.converters.config_json import check_keras_facts
     from keras_vit.converters.source import read_keras_model
 
     check_keras_facts(**file_facts)
     config, has_maps = read_keras_model(file)
-    if expected is not None:
-        _check_architecture(file, config, expected)
     load = functools.partial(_load_maps if has_maps else _load_keras, file, changes)
-    return OpenModel(config=config.replace(**changes), load=load, has_maps=has_maps)
+    return OpenModel(config=config, load=load, has_maps=has_maps)
 
 
 def _load_maps(file: Path, changes: Mapping[str, Any], dtype: Any) -> DenseModel:
@@ -384,36 +385,15 @@ def fetch_files(resolved: ResolvedModel) -> list[Path]:
 
     Errors are those of `_util.downloads.fetch`, and LicenseError.
     """
-    from keras_vit._util.downloads import check_license, fetch
+    from keras_vit._util.downloads import check_license, fetch_with
 
-    source = resolved.source or ""
-    row = resolved.published
-    # Published files of the hub need theirs: it has what the tensors do not show, such as the activation.
-    needed = "" if row is None else "config.json"
+    source, row = resolved.source or "", resolved.published
     if row is None:
-        path = fetch(source)
-    else:
-        name = f"{resolved.name}, weights {row.tag!r},"
-        check_license(source, name, row.license, row.terms, is_accepted=resolved.accept_license)
-        path = fetch(source, sha256=row.sha256, beside=beside_urls(source, [needed]))
-    return [path, *fetch_beside(source, _CONFIG_FILES, needed=needed)]
-
-
-def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> list[Path]:
-    """Fetch the files of these names beside a remote .safetensors file; only the `needed` one must be there."""
-    from keras_vit._util.downloads import fetch
-
-    paths = []
-    for name, url in zip(names, beside_urls(source, names), strict=False):
-        with contextlib.nullcontext() if name == needed else contextlib.suppress(FileUnavailableError):
-            paths.append(fetch(url))
-    return paths
-
-
-def beside_urls(source: str, names: Sequence[str]) -> list[str]:
-    """List the URLs of files beside a remote checkpoint of the hub's kind; none beside another."""
-    match = _REMOTE_CHECKPOINT.fullmatch(source)
-    return [f"{match['folder']}{name}{match['revision'] or ''}" for name in names] if match else []
+        return fetch_with(source, _CONFIG_FILES)
+    name = f"{resolved.name}, weights {row.tag!r},"
+    check_license(source, name, row.license, row.terms, is_accepted=resolved.accept_license)
+    # Published files of the hub need theirs: it has what the tensors do not show, such as the activation.
+    return fetch_with(source, _CONFIG_FILES, needed="config.json", sha256=row.sha256)
 
 
 def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> None:

@@ -55,7 +55,7 @@ def test_what_the_modes_of_the_package_do() -> None:
     found = {}
     for name in mode_names():
         mode = load_mode(name)
-        found[name] = (mode.bits, mode.uses_quantizer, mode.needs_calibration)
+        found[name] = (mode.kernel_bits, mode.uses_quantizer, mode.needs_calibration)
         assert mode.name == name and mode.summary and mode.devices and "\n" not in mode.summary
     assert found == KINDS and list(found) == sorted(KINDS)
 
@@ -100,7 +100,7 @@ def test_rules_for_the_last_third_of_the_blocks_have_their_numbers() -> None:
     for count, bits in ((12, [4, 8, 8, 4, 4]), (24, [4, 4, 4, 4, 8]), (2, [4, 4, 4, 4, 4])):
         mode = load_mode("int4").for_blocks(count)
         assert [mode.storage_of("FULLY_CONNECTED", name).bits for name in names] == bits
-        assert (mode.bits, mode.needs_calibration) == ((4, 8), True)
+        assert (mode.kernel_bits, mode.needs_calibration) == ((4, 8), True)
 
 
 def test_devices_and_batches_that_do_not_go_together_are_refused() -> None:
@@ -121,7 +121,7 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
     first, second = read.rules
     assert (first.names, first.weights, first.needs_calibration) == ("mlp", 8, False)
     assert (second.method, second.weights, second.needs_calibration) == ("gptq", 4, True)
-    assert read.bits == (4, 32)  # no rule for convolutions
+    assert read.kernel_bits == (4, 32)  # no rule for convolutions
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_vit import digits, train, zoo
-from keras_vit.train import _run
+from keras_vit.train import steps
 from keras_vit.train.probe import Probe
 from model_weights import assert_same_bits, values
 from refusals import unrefused
@@ -83,7 +83,7 @@ def test_a_killed_run_goes_on_from_the_probe(
 
     whole = run(tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(_run, "train", killed)
+        patch.setattr(steps, "train", killed)
         with pytest.raises(SystemExit):
             run(tmp_path / "killed")
     assert_same_bits(values(run(tmp_path / "killed").model), values(whole.model))

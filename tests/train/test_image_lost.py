@@ -105,7 +105,7 @@ def test_rows_and_labels_of_a_probe_stay_aligned(done: int | None, tmp_path: Pat
             whole.compute(None, Stop(), show=False)
             probe.variables["features"].assign(whole.variables["features"])
             probe.variables["done"].assign(done)
-        found = probe.run(None, Stop(), print_line=lambda line: None, show=False)
+        found = probe.run(None, Stop(), show=False)
         heads.append((found.metrics, *probe.model.get_layer("head").get_weights()))
     for one, other in zip(*heads, strict=True):
         np.testing.assert_equal(one, other)

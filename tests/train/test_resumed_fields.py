@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from keras_vit import train
 from keras_vit.errors import CheckpointError
-from keras_vit.train import _run
 from keras_vit.train.checkpoints import Checkpoints
+from keras_vit.train.execute import MAY_DIFFER
 from tiny_models import tiny
 
 OTHER = "another value"
@@ -30,20 +30,20 @@ def changed(facts: dict[str, Any], group: str, name: str) -> dict[str, Any]:
 
 def test_each_setting_that_is_not_declared_harmless_is_refused_by_name(facts: dict[str, Any], tmp_path: Path) -> None:
     variables = {"step": tf.Variable(1)}
-    saved = Checkpoints(tmp_path / "run", variables, facts=facts, may_differ=_run.MAY_DIFFER)
+    saved = Checkpoints(tmp_path / "run", variables, facts=facts, may_differ=MAY_DIFFER)
     saved.save(1)
     named = {(group, name) for group in ("recipe", "model", "data") for name in facts[group]}
     assert {("recipe", "teacher_size"), ("recipe", "max_depth"), ("recipe", "head"), ("model", "labels")} <= named
     accepted = set()
     for group, name in named:
-        again = Checkpoints(tmp_path / "run", variables, facts=changed(facts, group, name), may_differ=_run.MAY_DIFFER)
+        again = Checkpoints(tmp_path / "run", variables, facts=changed(facts, group, name), may_differ=MAY_DIFFER)
         try:
             again.restore()
         except CheckpointError as error:
             assert f"{group}.{name}" in str(error) and OTHER in str(error), error
         else:
             accepted.add(f"{group}.{name}")
-    assert accepted == set(_run.MAY_DIFFER) - {"teacher.source"}
+    assert accepted == set(MAY_DIFFER) - {"teacher.source"}
 
 
 def test_a_setting_that_the_checkpoint_lacks_is_refused(facts: dict[str, Any], tmp_path: Path) -> None:

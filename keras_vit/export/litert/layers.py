@@ -86,6 +86,9 @@ def write_dense(file: FileWriter, layer: Any, x: Any, *, factor: float | None = 
 def norm(file: FileWriter, layer: Any, x: PendingTensor, name: str) -> PendingTensor:
     """Apply a LayerNormalization or an RMSNorm; its gain and shift are left to the layers that read the result.
 
+    It writes (x - mean) / sqrt(mean((x - mean)^2) + epsilon), without the mean for an RMSNorm and for a stream that is
+    centered. A scaled stream has x * S: with s, the largest of S, the root is that of mean((x * s)^2) + epsilon * s^2,
+    and the gain divides by S / s.
     With factors in `FilePlan.smoothing`, the result is multiplied by them; the constants in `FilePlan.shifts` are
     subtracted before. The gain and the constant of the affine make up for both.
     """

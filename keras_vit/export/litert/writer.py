@@ -1,9 +1,12 @@
 """Write a Keras model to a LiteRT file: every class of layers has one writer, found by the class.
 
 The model's graph is walked from its output. A writer reads the inputs of its layer, which calls the writers of the
-layers in front of it. To add a layer, write a function with the decorator `writes`, and declare with `honours` which
-fields of the layer it takes into account; no other module changes. A layer or a field that nobody has declared is an
+layers in front of it. To add a layer, declare with `honours` which of its fields are taken into account, and below it
+write a function with the decorator `writes`; no other module changes. A layer or a field that nobody has declared is an
 error, so that no file computes less than its model.
+
+Tokens of the residual stream are written centered and scaled (`folding.Stream`) where only norms read them: a LayerNorm
+subtracts their mean anyhow, so the weights that write to the stream do it once, and no operator of the file has to.
 """
 
 import dataclasses
@@ -82,30 +85,41 @@ def honours(kind: type, /, *fields: str, **accepted: tuple[Any, ...]) -> None:
 
 
 def unknown_fields(owner: Any) -> dict[str, Any]:
-    """Find the fields of a layer or a config that no writer takes into account, with their values."""
-    kind = type(owner)
-    honoured = _declared(kind) or {}
-    if dataclasses.is_dataclass(owner):
-        fields = {row.name: getattr(owner, row.name) for row in dataclasses.fields(owner)}
-        defaults: dict[str, Any] = {}
-    else:
-        fields = {name: value for name, value in owner.get_config().items() if name not in BASE_FIELDS}
-        # Keras' own class of the layer, whose fields may have defaults.
-        base = next(parent for parent in kind.__mro__ if parent.__module__.startswith("keras."))
-        defaults = {name: parameter.default for name, parameter in inspect.signature(base).parameters.items()}
-        if kind is base:
-            defaults = dict.fromkeys(fields) | defaults
-    found = {}
-    for name, value in fields.items():
-        accepted = honoured.get(name)
-        is_known = name in honoured and (accepted is None or value in accepted)
-        is_default = name in defaults and name not in honoured and value in (None, defaults[name])
-        if not is_known and not is_default and not name.endswith(TRAINING_FIELDS):
-            found[name] = value
+    """Find the fields of a layer or a config that no writer takes into account, with their values.
+
+    A field is known if its class declares it (`honours`), if it has the default of Keras' own class and no writer
+    declares it, or if no output depends on it.
+    """
+    honoured, defaults = _declared(type(owner)) or {}, _keras_defaults(owner)
+
+    def is_known(name: str, value: Any) -> bool:
+        if name in honoured:
+            accepted = honoured[name]
+            return accepted is None or value in accepted
+        return name in defaults and value in (None, defaults[name])
+
+    fields = {name: value for name, value in _fields(owner).items() if not name.endswith(TRAINING_FIELDS)}
+    found = {name: value for name, value in fields.items() if not is_known(name, value)}
     for name, config in vars(owner).items():
         if dataclasses.is_dataclass(config):
             found |= {name: config} if _declared(type(config)) is None else unknown_fields(config)
     return found
+
+
+def _fields(owner: Any) -> dict[str, Any]:
+    """Fields of a config, or those that a layer is saved with."""
+    if dataclasses.is_dataclass(owner):
+        return {row.name: getattr(owner, row.name) for row in dataclasses.fields(owner)}
+    return {name: value for name, value in owner.get_config().items() if name not in BASE_FIELDS}
+
+
+def _keras_defaults(owner: Any) -> dict[str, Any]:
+    """Defaults of Keras' own class of a layer; None for other fields of a layer that is of that class itself."""
+    if dataclasses.is_dataclass(owner):
+        return {}
+    base = next(parent for parent in type(owner).__mro__ if parent.__module__.startswith("keras."))
+    defaults = {name: parameter.default for name, parameter in inspect.signature(base).parameters.items()}
+    return dict.fromkeys(_fields(owner)) | defaults if type(owner) is base else defaults
 
 
 def _declared(kind: type) -> dict[str, tuple[Any, ...] | None] | None:

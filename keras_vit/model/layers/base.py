@@ -76,7 +76,7 @@ def dense_layer(units: int, **options: Any) -> keras.layers.Dense:
 
 
 class BaseLayer(keras.layers.Layer):
-    """A layer whose output has the shape of its input; each argument of `__init__` is an attribute of the same name."""
+    """A layer whose output has the shape of its input; an argument of `__init__` must be an attribute of that name."""
 
     def compute_output_shape(self, input_shape: Shape, *_: Any) -> Shape:
         return input_shape
