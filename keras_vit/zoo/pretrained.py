@@ -195,21 +195,21 @@ def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathL
     """Resolve a name with a tag, a path or URL, or None for random weights."""
     _, of_alias = alias(name) or (None, "default")
     weights = of_alias if weights == "default" else weights
+    source = None if weights is None else as_path(weights, "weights")
     if isinstance(found, Card):
-        return _weights_of_card(found, weights, of_alias if of_alias in found.weights else "default")
+        tag = weights if isinstance(weights, str) and _is_tag(weights, found) else None
+        return _weights_of_card(found, tag, source, of_alias if of_alias in found.weights else "default")
     has_tag = isinstance(weights, str) and _is_tag(weights)
     if not isinstance(found, UnknownModelError) or has_tag or not name.isprintable():
         raise found
     architecture = canonical_name(name)  # raises an error that lists the nearest architectures
-    source = None if weights is None else as_path(weights, "weights")
     return ResolvedModel(source=source, name=architecture, expected_config=ViTConfig.from_name(architecture))
 
 
-def _weights_of_card(known: Card, weights: str | os.PathLike[str] | None, usual: str) -> ResolvedModel:
-    """Resolve the weights of a card. A file, or random weights, have what the card says of the `usual` tag."""
-    tag = weights if isinstance(weights, str) and _is_tag(weights, known) else None
+def _weights_of_card(known: Card, tag: str | None, source: str | None, usual: str) -> ResolvedModel:
+    """Resolve a tag of a card, or a file, or random weights, which have what the card says of the `usual` tag."""
     row = select(known, usual if tag is None else tag)
-    source = row.location if tag is not None else None if weights is None else as_path(weights, "weights")
+    source = source if tag is None else row.location
     published = row if source == row.location else None
     return ResolvedModel(
         source=source,
