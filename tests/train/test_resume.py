@@ -98,3 +98,25 @@ def test_stopped_killed_and_damaged_it_ends_the_same_bit_for_bit(tmp_path: Path)
 
 if __name__ == "__main__":
     train_in(sys.argv[1])
+
+
+@pytest.mark.full
+def test_gradients_have_the_same_bits_each_time() -> None:
+    # Without XLA most gradients differ in some of so many calls, on two processors.
+    import tensorflow as tf
+
+    from keras_vit import digits, zoo
+    from keras_vit.model.layers.runtime import fuse_with, random_scope
+    from keras_vit.train.step import piece_compiler
+
+    model, images = zoo.load("digits", image_size=48), digits.load().train_images[:64]
+    compiler, pixels = piece_compiler(), tf.constant(model.preprocess(images))
+
+    @tf.function(autograph=False)
+    def gradients(pixels: tf.Tensor) -> list[tf.Tensor]:
+        with fuse_with(compiler), random_scope(tf.constant([1, 2])), tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(pixels, training=True) ** 2)
+        return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+    calls = [[gradient.numpy().tobytes() for gradient in gradients(pixels)] for _ in range(60)]
+    assert [len(set(values)) for values in zip(*calls, strict=True)] == [1] * len(calls[0])
