@@ -230,6 +230,7 @@ def test_training_refuses_a_folder_with_files_of_its_names_and_no_checkpoints(na
 
 
 @pytest.mark.filterwarnings("ignore:.*too few images for an evaluation split")
+@pytest.mark.full
 def test_a_finished_run_without_its_checkpoints_is_not_trained_over(tmp_path: Path) -> None:
     data, out = two_classes(tmp_path / "data"), tmp_path / "run"
     out.mkdir()

@@ -243,6 +243,7 @@ import sklearn.base
 """
 
 
+@pytest.mark.full
 def test_commands_start_keras_without_plots_and_wrappers_which_can_be_imported_later() -> None:
     """They take a quarter of the processor time that `import tensorflow` takes."""
     pytest.importorskip("matplotlib")

@@ -32,6 +32,7 @@ def test_the_time_is_that_of_the_arithmetic_and_a_smaller_size_is_offered(capsys
 
 
 @pytest.mark.filterwarnings("ignore:.* are held out")
+@pytest.mark.full
 def test_probe_evaluation_and_embeddings_begin_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

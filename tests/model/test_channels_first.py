@@ -92,6 +92,7 @@ def test_the_setting_changes_no_model(name: str, channels_first: Callable[[], No
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.full
 def test_a_depth_model_of_one_setting_is_loaded_under_the_other(
     channels_first: Callable[[], None], tmp_path: Path
 ) -> None:

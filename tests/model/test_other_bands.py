@@ -100,6 +100,7 @@ def test_other_bands_are_trained_and_exported(channels: int, tmp_path: Path) -> 
     assert export.saved_model(again, tmp_path / "1", warmup=(), verify=images).cosine > 0.9999
 
 
+@pytest.mark.full
 def test_a_recipe_adapts_a_model_that_is_given_by_its_name() -> None:
     images, labels = _bands(4)
     recipe = train.recipe("finetune-digits", steps=1, batch_size=16, xla=False)

@@ -93,6 +93,7 @@ def noisy() -> tuple[np.ndarray, np.ndarray]:
     return np.clip(SEEN.test_images + noise, 0, 255).astype(np.uint8), SEEN.test_labels
 
 
+@pytest.mark.full
 def test_evaluate_and_the_page_of_examine_say_both(tmp_path: Path) -> None:
     images, labels = noisy()
     model = zoo.load("digits")
@@ -185,6 +186,7 @@ def test_every_file_keeps_the_temperature(results: dict[bool, train.Result], tmp
     np.testing.assert_allclose(served(**{name: encoded})["probabilities"], wanted, atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_continued_run_has_the_same_and_a_probe_has_its_own(
     results: dict[bool, train.Result], tmp_path: Path
 ) -> None:

@@ -216,6 +216,7 @@ def test_a_stopped_run_ends_the_same_bit_for_bit_and_not_with_another_teacher(tm
         train.run(recipe, teacher=other, out=tmp_path, **arguments)
 
 
+@pytest.mark.full
 def test_the_plan_counts_the_teacher() -> None:
     alone = train.plan("Ti/16", batch_size=8)
     taught = train.plan("Ti/16", batch_size=8, teacher="B/16")

@@ -20,6 +20,7 @@ from keras_vit.train import least_squares, probe
 from keras_vit.train.checkpoints import SOLVED_PROBE
 from keras_vit.train.least_squares import BIAS, MIN_DEVIATION
 from keras_vit.train.solved_probe import SolvedProbe
+from marks import full_except
 from refusals import unrefused
 from tiny_models import tiny
 
@@ -56,7 +57,7 @@ def fit(data: dict[str, Any], out: Path | None = None, model: Any = "digits", **
     return train.run(recipe, model=model, data=data, out=out, progress=False)
 
 
-@pytest.mark.parametrize("keeps_sums", [False, True])
+@pytest.mark.parametrize("keeps_sums", full_except([True], [False, True]))
 def test_the_weights_are_those_of_a_probe_of_all_images(
     keeps_sums: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_the_weights_are_those_of_a_probe_of_all_images(
     np.testing.assert_allclose(ours[1], bias, rtol=1e-5, atol=1e-5 * np.abs(bias).max())
 
 
+@pytest.mark.full
 def test_the_comparison_is_that_of_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, first, added = divided()
     before = fit(first, tmp_path / "first").model
@@ -147,6 +149,7 @@ def test_images_that_the_run_has_already_are_told(tmp_path: Path, recwarn: pytes
         train.add_classes(tmp_path / "first", again, progress=False)
 
 
+@pytest.mark.full
 def test_many_images_become_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, first, added = divided(300)
     fit(first, tmp_path / "first")
@@ -210,6 +213,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert not any(empty.iterdir())
 
 
+@pytest.mark.full
 def test_a_run_without_the_file_writes_it_when_it_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +236,7 @@ def test_a_probe_of_weighted_classes_keeps_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.full
 def test_the_command_compares_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From folders, of which the new one has a single class."""
     data = digits.load()

@@ -79,6 +79,7 @@ def test_the_figures_of_a_run_are_those_of_its_objective_over_all_images(result:
     assert each == pytest.approx(average_precision_score(targets, logits, average=None), rel=1e-6)
 
 
+@pytest.mark.full
 def test_every_file_of_a_run_says_sigmoid(result: train.Result, tmp_path: Path) -> None:
     assert result.out
     images = SEEN.test_images[:5]
@@ -109,6 +110,7 @@ def test_every_file_of_a_run_says_sigmoid(result: train.Result, tmp_path: Path) 
     np.testing.assert_allclose(served(**{name: encoded})["probabilities"], wanted, atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_continued_run_says_sigmoid_and_one_of_softmax_says_softmax(tmp_path: Path, result: train.Result) -> None:
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
