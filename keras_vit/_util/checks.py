@@ -255,7 +255,7 @@ def check_texts(**texts: Any) -> None:
 
 
 def as_path(value: Any, name: str) -> str:
-    """Convert a path or URL to a string; raise a ValueError for a name that no file can have."""
+    """Convert a path or URL to a string, ~ expanded; raise a ValueError for a name that no file can have."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
         raise ValueError(f"{name} must be a string or a pathlib.Path. Received: {value!r:.200}")
@@ -267,7 +267,7 @@ def as_path(value: Any, name: str) -> str:
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 raise ValueError(f"{name} must be a path: it is too long. Received: {path!r:.200}") from None
-    return path
+    return os.fspath(expand_home(path)) if path.startswith("~") else path
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:

@@ -131,7 +131,8 @@ def _export(
     images, labels = samples.labelled_images(model, images)
     calibration, _ = samples.labelled_images(model, calibration)
     chosen = _choose_images(model, plan, mode, calibration, images)
-    is_same = images is None or images is calibration or np.array_equal(images, calibration)
+    is_same = calibration is not None and chosen.comparison is not None  # else compared on the built-in images
+    is_same = is_same and (images is None or images is calibration or np.array_equal(images, calibration))
     if chosen.ranges is not None and is_same:
         _check_variety(model, chosen.outliers)
     with temporary_path(path) as work:

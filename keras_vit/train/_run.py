@@ -142,7 +142,7 @@ def carry_out(request: Request) -> Result:
         earlier.check_classes(data)
 
     # The head of a probe, in a run of its own
-    how: Any = {"print_line": print_line, "show": request.progress}
+    how: Any = {"start": prepare.describe_start(source), "print_line": print_line, "show": request.progress}
     if recipe.head_start == "probe" and earlier is None:
         begun = head_start.begin(recipe, source, data, devices, request.data, request.out, **how)
         if isinstance(begun, Result):

@@ -21,6 +21,7 @@ from typing import Any
 import filelock
 import tensorflow as tf
 
+from keras_vit._util.checks import as_path
 from keras_vit._util.files import replacing
 from keras_vit._util.text import error_reason, warn
 from keras_vit.dense.config import MapConfig
@@ -41,6 +42,8 @@ BEST_RECORD = "best.json"  # step and metrics of the best model
 LOG, PLOT, EVENTS = "log.jsonl", "plot.png", "tensorboard"
 SOLVED_PROBE = "probe.npz"  # what the head of a linear probe was solved from
 RUN_FILES = (FINAL_MODEL, BEST_MODEL, BEST_RECORD, LOG, PLOT, EVENTS, SOLVED_PROBE)
+# Fields that a run without stated ones chooses for its data, and stores as it chose them.
+CHOSEN = {"steps", "batch_size", "image_size", "teacher_size", "warmup_fraction"}
 _MISSING = "(not there)"  # in place of a fact
 # Errors of damaged files. TensorFlow compares each tensor with its CRC-32C when it reads it.
 DAMAGES = (tf.errors.OpError, ValueError, IndexError)
@@ -55,8 +58,8 @@ def is_local(path: str) -> bool:
 
 
 def plain_path(folder: str | os.PathLike[str]) -> str:
-    """Strip `file://` and a final slash from a path, local or `gs://bucket/path`."""
-    return os.fspath(folder).removeprefix("file://").rstrip("/")
+    """Strip `file://` and a final slash from a path, local or `gs://bucket/path`, and expand ~."""
+    return as_path(os.fspath(folder).removeprefix("file://").rstrip("/"), "the folder of a run")
 
 
 def make_folder(folder: str | os.PathLike[str]) -> str:
@@ -371,6 +374,8 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
     try:
         # The earlier run may have chosen its number of micro-batches on another machine.
         recipe = Recipe.from_dict(saved["facts"]["recipe"]).replace(accumulation="auto", reset_head=False)
+        if recipe.optimizer != "least_squares":  # what that run chose for its data is not chosen anew
+            recipe = replace(recipe, changed=(recipe.changed or frozenset()) | CHOSEN)
         data = saved["facts"]["data"].get("arguments") or {}
         config = ViTConfig(**saved["facts"]["model"])
         head = MapConfig(**saved["facts"]["head"]) if "head" in saved["facts"] else None

@@ -21,13 +21,16 @@ from keras_vit.train.probe import Probe
 from keras_vit.train.steps import Steps
 from keras_vit.train.stop import Stop
 
-FINGERPRINT = "data.fingerprint"  # among the facts of a checkpoint
+FINGERPRINT, STARTED = "data.fingerprint", "start.weights"  # among the facts of a checkpoint
 # Facts without influence on the weights, and accumulation: it changes rounding and dropout masks, as the number of
 # devices does, and on other devices another number of micro-batches may fit.
 MAY_DIFFER = (
     "data.arguments",
     FINGERPRINT,
+    STARTED,
     "teacher.source",
+    "recipe.source",
+    "recipe.notes",
     "recipe.accumulation",
     "recipe.log_steps",
     "recipe.checkpoint_steps",
@@ -112,12 +115,14 @@ def execute(
     asked: DataRequest,
     out: str | os.PathLike[str] | None,
     *,
+    start: str,
     print_line: PrintLine,
     show: bool,
 ) -> Result:
     """Restore the newest checkpoint in `out`, continue to the end, and write the model.
 
-    `asked` is what another run that continues from this one takes its data by. `show` shows a progress bar.
+    `asked` is what another run that continues from this one takes its data by, `start` the weights that a new run
+    begins with, in words. `show` shows a progress bar.
     """
     is_chief = strategies.is_chief(state.strategy)
     if out is not None and is_chief:
@@ -127,7 +132,7 @@ def execute(
         if folder is not None and is_chief:
             stack.enter_context(exclusive(folder))
         stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _restore(folder, state, data, asked)
+        checkpoints = None if folder is None else _restore(folder, state, data, asked, start)
         if reason := cannot_evaluate(state.recipe, data):
             print_line(f"Nothing to evaluate on: {reason}")
         outcome = state.run(checkpoints, stop, show=show)
@@ -140,7 +145,7 @@ def execute(
     return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **learned)
 
 
-def _restore(folder: str, state: Probe | Steps, data: Data, asked: DataRequest) -> Checkpoints:
+def _restore(folder: str, state: Probe | Steps, data: Data, asked: DataRequest, start: str) -> Checkpoints:
     """Open the checkpoints of a run, which the first worker writes, and restore the newest one."""
     facts: dict[str, Any] = {
         "recipe": state.recipe.to_dict(),
@@ -152,6 +157,7 @@ def _restore(folder: str, state: Probe | Steps, data: Data, asked: DataRequest) 
             "fingerprint": data.fingerprint(),
             "arguments": asked.stored(),  # for another run that continues from this one
         },
+        "start": {"weights": start},
     }
     checkpoints = Checkpoints(
         f"{folder}/checkpoints",
@@ -161,6 +167,11 @@ def _restore(folder: str, state: Probe | Steps, data: Data, asked: DataRequest) 
         may_differ=MAY_DIFFER,
         writes=strategies.is_chief(state.strategy),
     )
-    if checkpoints.restore() is not None and FINGERPRINT in checkpoints.changed:
+    if checkpoints.restore() is None:
+        return checkpoints
+    if FINGERPRINT in checkpoints.changed:
         warn(f"{checkpoints.folder}: {CHANGED}: {state.accept_other_data(checkpoints)}")
+    if STARTED in checkpoints.changed:
+        then, now = checkpoints.changed[STARTED]
+        warn(f"{folder} continues a run that began with {then}. Not read: {now}. To begin with it, use another folder")
     return checkpoints

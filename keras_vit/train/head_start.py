@@ -18,7 +18,7 @@ from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train.checkpoints import FINAL_MODEL, newest, plain_path
 from keras_vit.train.data.split import Data, DataRequest
 from keras_vit.train.execute import Result, execute
-from keras_vit.train.held_out import HeldOut
+from keras_vit.train.held_out import HeldOut, read_model
 from keras_vit.train.log_files import MetricLogger
 from keras_vit.train.prepare import PrintLine
 from keras_vit.train.probe import Probe
@@ -38,19 +38,22 @@ def begin(
     asked: DataRequest,
     out: str | os.PathLike[str] | None,
     *,
+    start: str,
     print_line: PrintLine,
     show: bool,
 ) -> prepare.Model | Result:
     """Run the probe whose head a training in `out` begins with; return its model, or its result if it was stopped.
 
-    A training that has begun has the probe's weights in its own checkpoints: the probe is loaded.
+    The training is checked before. One that has begun has the probe's weights in its own checkpoints: the probe is
+    loaded. `start`, `print_line` and `show` are as for `execute`.
     """
     folder = None if out is None else f"{plain_path(out)}/{PROBE}"
     has_begun = out is not None and newest(f"{plain_path(out)}/checkpoints")
     if has_begun and tf.io.gfile.exists(f"{folder}/{FINAL_MODEL}"):
-        return prepare.load_model(recipe, prepare.choose_model(recipe, f"{folder}"))
+        return read_model(f"{folder}/{FINAL_MODEL}")
+    prepare.check_run(recipe, source, data, devices)
     probe = Probe(_probe_recipe(recipe, devices), source, data, devices, print_line)
-    result = execute(probe, data, asked, folder, print_line=print_line, show=show)
+    result = execute(probe, data, asked, folder, start=start, print_line=print_line, show=show)
     return result if result.stopped else result.model
 
 

@@ -93,9 +93,8 @@ class HeldOut:
         self._batch_size = evaluation_batch(state.recipe, state.model.config, replicas=replicas)
         with state.strategy.scope():
             self._model = state.model.with_config(state.model.config)
-        self.best = _read_best(folder) if folder is not None and not is_new else None
+        self.best, self._best_temperature = _read_best(folder) if folder is not None and not is_new else (None, None)
         self.temperature: float | None = None
-        self._best_temperature: float | None = None
         self._keeps_weights = keeps_weights
         self._best_weights: list[np.ndarray] = []
         if folder is not None and is_new:
@@ -116,9 +115,11 @@ class HeldOut:
             batch_size=self._batch_size,
             labels=labels,
             strategy=state.strategy,
-            keeps_outputs=can_calibrate(state.recipe, self._data),
+            keeps_outputs=can_calibrate(state.recipe, self._data) or state.recipe.class_weights is not None,
         )
-        self.temperature, means = calibrate(self._model, measured)
+        self.temperature, means = None, measured.evaluation.metrics
+        if can_calibrate(state.recipe, self._data):
+            self.temperature, means = calibrate(self._model, measured)
         metrics = {TRAINING_NAMES.get(name, name): value for name, value in means.items()}
         if state.recipe.class_weights is not None and measured.output is not None and measured.targets is not None:
             labels_and_best = measured.targets.argmax(axis=1), measured.output.argmax(axis=1)
@@ -152,10 +153,7 @@ class HeldOut:
         if self.best.path is None:
             model.set_weights(self._best_weights)
             return model
-        with tempfile.TemporaryDirectory() as folder:
-            local = Path(folder) / BEST_MODEL
-            local.write_bytes(read_file(self.best.path))
-            model.set_weights(keras.saving.load_model(local, compile=False).get_weights())
+        model.set_weights(read_model(self.best.path).get_weights())
         return model
 
     def _keep(self, step: int, metrics: dict[str, float]) -> bool:
@@ -168,7 +166,8 @@ class HeldOut:
             with as_os_error(f"{path} cannot be written"):
                 remove(record)  # otherwise a kill would leave the record of another step
                 save_model(self._model, path)
-                replace_file(record, json.dumps({"step": step, **metrics}).encode() + b"\n")
+                values = {"step": step, "temperature": self.temperature, **metrics}
+                replace_file(record, json.dumps(values).encode() + b"\n")
         elif self._keeps_weights:
             self._best_weights = self._model.get_weights()
         self.best = Best(step, metrics, path)
@@ -224,21 +223,31 @@ def rank(metrics: dict[str, float]) -> tuple[float, float]:
     return next(iter(metrics.values())), -math.inf if math.isnan(loss) else -loss
 
 
-def _read_best(folder: str) -> Best | None:
-    """Read the best evaluation of a run that is continued; warn if its files are damaged."""
+def _read_best(folder: str) -> tuple[Best | None, float | None]:
+    """Read the best evaluation of a run that is continued, and its temperature; warn if its files are damaged."""
     if not tf.io.gfile.exists(f"{folder}/{BEST_RECORD}"):
-        return None
+        return None, None
     try:
         record = json.loads(read_file(f"{folder}/{BEST_RECORD}"))
-        step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}
+        step, temperature = int(record.pop("step")), record.pop("temperature")
+        metrics = {name: float(value) for name, value in record.items()}
         rank(metrics)
         if not tf.io.gfile.exists(f"{folder}/{BEST_MODEL}"):
             raise ValueError(f"there is no {BEST_MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = str(error)[:100] or type(error).__name__
         warn(f"{folder}/{BEST_RECORD} cannot be used ({reason}): the best model is chosen anew.")
-        return None
-    return Best(step, metrics, f"{folder}/{BEST_MODEL}")
+        return None, None
+    return Best(step, metrics, f"{folder}/{BEST_MODEL}"), temperature
+
+
+def read_model(path: str) -> VisionTransformer:
+    """Read a .keras file that `save_model` wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder) / "model.keras"
+        local.write_bytes(read_file(path))
+        model: VisionTransformer = keras.saving.load_model(local, compile=False)
+    return model
 
 
 def save_model(model: VisionTransformer, path: str) -> None:

@@ -20,7 +20,7 @@ from keras_vit.train.data.pipeline import ModelInput, training_batches
 from keras_vit.train.data.split import Data, Order
 from keras_vit.train.held_out import HeldOut
 from keras_vit.train.log_files import MetricLogger
-from keras_vit.train.step import Interrupt, TrainState, is_whole, make_train_step
+from keras_vit.train.step import INTERRUPTED, Interrupt, TrainState, is_whole, make_train_step
 from keras_vit.train.stop import Stop, describe_wait, start_thread, wait_for
 
 UPDATE_SECONDS = 5.0  # that the second Ctrl-C waits for the end of a step that changes the weights
@@ -154,8 +154,8 @@ class TrainingSteps:
                 arguments = self._batches, tf.constant(count), tf.constant(float(stop.requested))
                 self._running = start_thread(self._train_step, *arguments)
                 metrics = wait_for(self._running)
-            except tf.errors.OpError:
-                if not state.interrupt.numpy():
+            except tf.errors.OpError as error:
+                if INTERRUPTED not in str(error):
                     raise
                 return None
         self._seconds = (time.monotonic() - start) / count if self._has_compiled else None

@@ -18,7 +18,7 @@ from keras_vit.dense.model import DenseModel, depth, segmenter
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import cpu_seconds
 from keras_vit.model.task import Task
-from keras_vit.model.vision_transformer import HEADS, VisionTransformer
+from keras_vit.model.vision_transformer import HEADS, VisionTransformer, hash_weights
 from keras_vit.train import distill, masked_patch, memory, planner, strategies
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.checkpoints import newest, plain_path
@@ -58,6 +58,14 @@ def choose_model(
             )
         return model
     return resolve(model, weights, default="default" if recipe.start == "pretrained" else None)
+
+
+def describe_start(source: Source) -> str:
+    """Say in words which weights a run begins with."""
+    if isinstance(source, Model):
+        return f"a model with weights {hash_weights(source.weights)[:16]}"
+    place = source.source if isinstance(source, ResolvedModel) else None
+    return place or "random weights"
 
 
 def build_state(
@@ -127,15 +135,26 @@ def check_variants(
         with open_model(model) as opened:
             config = opened.config
     for variant in variants:
-        config.replace(**variant.config_changes(config))  # checks the values that the model gets
-        check_devices(variant, devices)
-        class_weights(variant, data)
+        _check_fields(variant, config, data, devices)
     names = [name for name in OF_TRAINED if any(getattr(one, name) != getattr(recipe, name) for one in variants)]
     differing = {repr([getattr(one, name) for name in names]): one for one in variants} if names else {}
     model = load_model(recipe, model) if names else model
     for variant in differing.values():
         if variant.optimizer != "least_squares":  # a probe trains nothing
             _check_trained(variant, load_model(variant, model), data)
+
+
+def check_run(recipe: Recipe, model: Source, data: Data, devices: tf.distribute.Strategy) -> None:
+    """Raise the ValueError with which a run would end, without training."""
+    loaded = load_model(recipe, model)
+    _check_fields(recipe, loaded.config, data, devices)
+    _check_trained(recipe, loaded, data)
+
+
+def _check_fields(recipe: Recipe, config: ViTConfig, data: Data, devices: tf.distribute.Strategy) -> None:
+    config.replace(**recipe.config_changes(config))  # checks the values that the model gets
+    check_devices(recipe, devices)
+    class_weights(recipe, data)
 
 
 def _check_trained(recipe: Recipe, source: Model, data: Data) -> None:

@@ -176,6 +176,8 @@ def test_a_calibrated_file_takes_pixels_and_says_on_which_images_it_was_compared
         report = export.tflite(trained, tmp_path / "out.tflite", **options, **same)
         assert (report.images, report.calibrated_on) == (32, True)
         assert "on 32 images (those of the calibration)" in str(report)
+    report = export.tflite(trained, tmp_path / "out.tflite", quantize="dynamic", calibration=trained.preprocess(images))
+    assert not report.calibrated_on  # compared on the built-in images
 
 
 def test_quantized_files_are_smaller(tmp_path: Path) -> None:

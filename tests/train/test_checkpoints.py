@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_vit._util.checks import as_path
 from keras_vit.errors import CheckpointError
-from keras_vit.train.checkpoints import MANIFEST, Checkpoints, exclusive
+from keras_vit.train.checkpoints import MANIFEST, Checkpoints, exclusive, plain_path
 
 FACTS: dict[str, dict[str, Any]] = {
     "recipe": {"learning_rate": 0.03, "keep": 3, "config": {"dropout_rate": 0.1}},
@@ -244,3 +245,9 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with pytest.raises(OSError, match=r"/\.lock cannot be locked .*remove what is there"), exclusive(str(tmp_path)):
         pass
+
+
+def test_the_home_directory_is_that_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert plain_path("~/runs/mine/") == f"{tmp_path}/runs/mine" == as_path("~/runs/mine", "path")
+    assert plain_path("gs://bucket/~") == "gs://bucket/~"

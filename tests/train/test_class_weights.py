@@ -130,15 +130,18 @@ def test_a_run_weighs_the_classes_by_their_names_in_any_order() -> None:
         np.testing.assert_allclose(weighted, losses[0] * [3, 5], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", full_except(["linear-probe"], ["linear-probe", "finetune-digits"]))
+@pytest.mark.parametrize("name", full_except(["linear-probe"], ["linear-probe", "calibrated", "not calibrated"]))
 def test_a_weighted_run_shows_the_balanced_accuracy_of_scikit_learn(name: str, tmp_path: Path) -> None:
     data = digits.load()
     few = data.train_labels < 4
     images, labels = data.train_images[few][:80], data.train_labels[few][:80]
     held_out = data.test_images[:60], np.minimum(data.test_labels[:60], 3)  # 4 to 9 are called 3
     source = {"train": (images, labels), "evaluation": held_out}
-    changes = {} if name == "linear-probe" else {"steps": 1, "batch_size": 8, "xla": False}
-    chosen = train.recipe(name, class_weights="balanced", **changes)
+    if name == "linear-probe":
+        chosen = train.recipe(name, class_weights="balanced")
+    else:
+        steps: Any = {"steps": 1, "batch_size": 8, "xla": False, "calibrate": name == "calibrated"}
+        chosen = train.recipe("finetune-digits", class_weights="balanced", **steps)
     result = train.run(chosen, model="digits", data=source, progress=False)
     predicted = np.argmax(result.model.predict(result.model.preprocess(held_out[0]), verbose=0), axis=1)
     want = balanced_accuracy_score(held_out[1], predicted)

@@ -90,7 +90,14 @@ def test_a_killed_run_goes_on_from_the_probe(
     assert "Computing features" not in capsys.readouterr().err.rpartition("continues after")[2]
     again = run(tmp_path / "whole")  # finished
     assert_same_bits(values(again.model), values(whole.model))
-    assert again.metrics == whole.metrics
+    assert (again.metrics, again.temperature) == (whole.metrics, whole.temperature)
+
+
+def test_a_training_is_checked_before_its_probe(tmp_path: Path) -> None:
+    recipe = train.recipe("finetune-photos", **FIELDS, freeze=["block_7"])
+    with pytest.raises(ValueError, match="block_7"):
+        train.run(recipe, model=built(image_size=16), data=arrays(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_has_no_probe_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from keras_vit import train
+from keras_vit import digits, train, zoo
 from keras_vit.errors import CheckpointError
 from keras_vit.train.checkpoints import Checkpoints
 from keras_vit.train.execute import MAY_DIFFER
@@ -43,7 +43,7 @@ def test_each_setting_that_is_not_declared_harmless_is_refused_by_name(facts: di
             assert f"{group}.{name}" in str(error) and OTHER in str(error), error
         else:
             accepted.add(f"{group}.{name}")
-    assert accepted == set(MAY_DIFFER) - {"teacher.source"}
+    assert accepted == set(MAY_DIFFER) - {"teacher.source", "start.weights"}
 
 
 def test_a_setting_that_the_checkpoint_lacks_is_refused(facts: dict[str, Any], tmp_path: Path) -> None:
@@ -52,3 +52,13 @@ def test_a_setting_that_the_checkpoint_lacks_is_refused(facts: dict[str, Any], t
     Checkpoints(tmp_path / "run", variables, facts=earlier).save(1)
     with pytest.raises(CheckpointError, match=r"recipe\.head: \(not there\) then, null now"):
         Checkpoints(tmp_path / "run", variables, facts=facts).restore()
+
+
+@pytest.mark.full
+def test_other_weights_than_those_of_the_start_are_told(tmp_path: Path) -> None:
+    data = digits.load()
+    recipe = train.recipe("finetune-digits", steps=1, batch_size=8, xla=False)
+    options: Any = {"data": {"train": (data.train_images[:40], data.train_labels[:40])}, "progress": False}
+    train.run(recipe, model="digits", out=tmp_path, **options)
+    with pytest.warns(UserWarning, match=r"a run that began with .*digits.* Not read: .*a model with weights"):
+        train.run(recipe, model=zoo.load("digits"), out=tmp_path, **options)

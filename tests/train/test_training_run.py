@@ -21,6 +21,7 @@ from command_line import run as run_command
 from keras_vit import VisionTransformer, train, zoo
 from keras_vit.errors import CheckpointError
 from keras_vit.train import held_out, prepare
+from keras_vit.train.checkpoints import read_run
 from keras_vit.train.strategies import strategy
 from model_weights import values
 from refusals import unrefused
@@ -177,6 +178,7 @@ def test_a_new_run_begins_with_the_weights_head_and_class_names_of_another(whole
     unfinished = tmp_path / "unfinished"
     shutil.copytree(folder, unfinished, ignore=shutil.ignore_patterns("model.keras"))
     changes = {"steps": 1, "learning_rate": 1e-12, "eval_steps": None}
+    assert read_run(unfinished, None).recipe.is_stated("steps")  # else it is chosen anew for few images
     result = train.run(continue_from=unfinished, data=NAMED, changes=changes, out=new)
     assert (result.steps, result.recipe.name, result.model.config.labels) == (1, "digits", ("ant", "bee", "cat"))
     for path, value in values(result.model).items():
