@@ -76,7 +76,7 @@ class StepsFromProbe(Steps):
         super().begin(logger, held_out)
 
     def end(
-        self, metrics: dict[str, float], held_out: HeldOut, stop: Stop, *, logger: MetricLogger | None, show: bool
+        self, metrics: dict[str, float], logger: MetricLogger, held_out: HeldOut, stop: Stop, show: bool
     ) -> dict[str, float] | None:
         """Move a head that is not trained half of the way to one for the trained features.
 
@@ -96,8 +96,7 @@ class StepsFromProbe(Steps):
             pairs = zip(head.get_weights(), probe.model.get_layer("head").get_weights(), strict=True)
             head.set_weights([(first + second) / 2 for first, second in pairs])
         metrics = held_out.evaluate(state.total_steps)
-        if metrics and logger:
-            logger.log_evaluation(state.total_steps, metrics)
+        logger.log_evaluation(state.total_steps, metrics)
         return metrics
 
     def choose_model(self, metrics: dict[str, float], held_out: HeldOut) -> tuple[VisionTransformer, dict[str, float]]:

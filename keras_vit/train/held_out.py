@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._util.checks import given
 from keras_vit._util.text import warn
 from keras_vit.model.calibration import fit_temperature
 from keras_vit.model.task import Classification
@@ -166,7 +167,7 @@ class HeldOut:
             with as_os_error(f"{path} cannot be written"):
                 remove(record)  # otherwise a kill would leave the record of another step
                 save_model(self._model, path)
-                values = {"step": step, "temperature": self.temperature, **metrics}
+                values = {"step": step, **metrics, **given(temperature=self.temperature)}
                 replace_file(record, json.dumps(values).encode() + b"\n")
         elif self._keeps_weights:
             self._best_weights = self._model.get_weights()
@@ -229,7 +230,7 @@ def _read_best(folder: str) -> tuple[Best | None, float | None]:
         return None, None
     try:
         record = json.loads(read_file(f"{folder}/{BEST_RECORD}"))
-        step, temperature = int(record.pop("step")), record.pop("temperature")
+        step, temperature = int(record.pop("step")), record.pop("temperature", None)
         metrics = {name: float(value) for name, value in record.items()}
         rank(metrics)
         if not tf.io.gfile.exists(f"{folder}/{BEST_MODEL}"):

@@ -43,6 +43,7 @@ class Log:
         self._events: Any = None  # opened for the first line: a finished run changes nothing
         with as_os_error(f"{self._folder} cannot be brought back to step {last_step}"):
             kept = [record for record in _records(self._path) if last_step is not None and record["step"] <= last_step]
+            self.last = kept[-1] if kept else None  # line of the restored run
             text = "".join(json.dumps(record) + "\n" for record in kept).encode()
             if tf.io.gfile.exists(self._path) and text != read_file(self._path):
                 replace_file(self._path, text)
@@ -167,9 +168,10 @@ class MetricLogger:
         return means
 
     def log_evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
-        """Write metrics on held-out images, if there are any, as one more line of step `done`."""
-        if metrics:
-            self.log(done, {f"evaluation_{name}": value for name, value in metrics.items()})
+        """Write metrics on held-out images as one more line of step `done`, unless the restored log ends with it."""
+        line = {f"evaluation_{name}": value for name, value in metrics.items()}
+        if line and not (self._log and self._log.last == {"step": done, **line}):
+            self.log(done, line)
         self.show(self._shown)  # the evaluation is over
 
     def log(self, done: int, line: Mapping[str, float]) -> None:

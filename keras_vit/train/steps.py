@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from keras_vit._util.progress import counter
@@ -50,33 +51,33 @@ class Steps:
         done = int(state.step.numpy())
         folder = checkpoints.run_folder if checkpoints else None
         log = Log(folder, last_step=done or None) if folder is not None else None
-        held_out = HeldOut(
-            state, self._data, folder=folder, is_new=not done, keeps_weights=self.keeps_best, print_line=print_line
-        )
-        show_bar = show and strategies.is_chief(state.strategy) and done < total
-        with counter("Training", total=total, done=done, show=show_bar) as advance:
-            logger = MetricLogger(
-                log,
-                advance,
-                metrics=state.objective.metrics,
-                batch_size=self.recipe.batch_size,
-                steps=total - done,
-                print_line=print_line,
+        with contextlib.closing(log) if log else contextlib.nullcontext():
+            held_out = HeldOut(
+                state, self._data, folder=folder, is_new=not done, keeps_weights=self.keeps_best, print_line=print_line
             )
-            metrics: dict[str, float] | None
-            if done >= total:  # the log of a finished run has these metrics already
-                print_line(FINISHED.format(folder=folder, total=total))
-                metrics = held_out.evaluate(total, keep=False)
-            else:
-                if done:
-                    print_line(f"{folder} continues after step {done:,} of {total:,}.")
+            show_bar = show and strategies.is_chief(state.strategy) and done < total
+            with counter("Training", total=total, done=done, show=show_bar) as advance:
+                logger = MetricLogger(
+                    log,
+                    advance,
+                    metrics=state.objective.metrics,
+                    batch_size=self.recipe.batch_size,
+                    steps=total - done,
+                    print_line=print_line,
+                )
+                metrics: dict[str, float] | None
+                if done >= total:  # the log of a finished run has these metrics already
+                    print_line(FINISHED.format(folder=folder, total=total))
+                    metrics = held_out.evaluate(total, keep=False)
                 else:
-                    self.begin(logger, held_out)
-                metrics = train(state, self._data, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
-        if metrics is not None:
-            metrics = self.end(metrics, held_out, stop, logger=logger if done < total else None, show=show)
-        if log:
-            log.close()
+                    if done:
+                        print_line(f"{folder} continues after step {done:,} of {total:,}.")
+                    else:
+                        self.begin(logger, held_out)
+                    held: Any = {"logger": logger, "checkpoints": checkpoints, "held_out": held_out, "stop": stop}
+                    metrics = train(state, self._data, **held)
+            if metrics is not None:
+                metrics = self.end(metrics, logger, held_out, stop, show)
         is_stopped, steps, speed = metrics is None, int(state.step.numpy()), logger.images_per_second
         model, metrics = self.choose_model(metrics or {}, held_out)
         temperature = held_out.temperature if metrics else None
@@ -90,10 +91,9 @@ class Steps:
             self._print_line(f"warm-up: {recipe.resolved_warmup(total):,} of {total:,} steps")
 
     def end(
-        self, metrics: dict[str, float], _held_out: HeldOut, _stop: Stop, *, logger: MetricLogger | None, show: bool
+        self, metrics: dict[str, float], _logger: MetricLogger, _held_out: HeldOut, _stop: Stop, _show: bool
     ) -> dict[str, float] | None:
-        """Do what comes after the last step, and return the last metrics; None if stopped. No logger: all is logged."""
-        del logger, show
+        """Do what comes after the last step, and return the last metrics; None if stopped."""
         return metrics
 
     def choose_model(self, metrics: dict[str, float], held_out: HeldOut) -> tuple[VisionTransformer, dict[str, float]]:
