@@ -66,7 +66,8 @@ class Result:
         best: the best evaluation of the run, and the file of its model; None without held-out images.
         temperature: the number by which the logits are divided, for the least cross-entropy on the held-out images, and
             which the model's head contains; of a linear probe, its scores, on training images that the fits had not
-            seen. None without one: no softmax, `calibrate` is False, or none is the best (all images are right).
+            seen. None without one: no softmax, `calibrate` is False, or none is the best (all images are right); and if
+            the best evaluation was in an earlier process, though the head contains its temperature.
 
     Example:
         >>> import dataclasses

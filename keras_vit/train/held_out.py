@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.checks import given
 from keras_vit._util.text import warn
 from keras_vit.model.calibration import fit_temperature
 from keras_vit.model.task import Classification
@@ -94,8 +93,9 @@ class HeldOut:
         self._batch_size = evaluation_batch(state.recipe, state.model.config, replicas=replicas)
         with state.strategy.scope():
             self._model = state.model.with_config(state.model.config)
-        self.best, self._best_temperature = _read_best(folder) if folder is not None and not is_new else (None, None)
+        self.best = _read_best(folder) if folder is not None and not is_new else None
         self.temperature: float | None = None
+        self._best_temperature: float | None = None
         self._keeps_weights = keeps_weights
         self._best_weights: list[np.ndarray] = []
         if folder is not None and is_new:
@@ -167,8 +167,7 @@ class HeldOut:
             with as_os_error(f"{path} cannot be written"):
                 remove(record)  # otherwise a kill would leave the record of another step
                 save_model(self._model, path)
-                values = {"step": step, **metrics, **given(temperature=self.temperature)}
-                replace_file(record, json.dumps(values).encode() + b"\n")
+                replace_file(record, json.dumps({"step": step, **metrics}).encode() + b"\n")
         elif self._keeps_weights:
             self._best_weights = self._model.get_weights()
         self.best = Best(step, metrics, path)
@@ -224,22 +223,21 @@ def rank(metrics: dict[str, float]) -> tuple[float, float]:
     return next(iter(metrics.values())), -math.inf if math.isnan(loss) else -loss
 
 
-def _read_best(folder: str) -> tuple[Best | None, float | None]:
-    """Read the best evaluation of a run that is continued, and its temperature; warn if its files are damaged."""
+def _read_best(folder: str) -> Best | None:
+    """Read the best evaluation of a run that is continued; warn if its files are damaged."""
     if not tf.io.gfile.exists(f"{folder}/{BEST_RECORD}"):
-        return None, None
+        return None
     try:
         record = json.loads(read_file(f"{folder}/{BEST_RECORD}"))
-        step, temperature = int(record.pop("step")), record.pop("temperature", None)
-        metrics = {name: float(value) for name, value in record.items()}
+        step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}
         rank(metrics)
         if not tf.io.gfile.exists(f"{folder}/{BEST_MODEL}"):
             raise ValueError(f"there is no {BEST_MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = str(error)[:100] or type(error).__name__
         warn(f"{folder}/{BEST_RECORD} cannot be used ({reason}): the best model is chosen anew.")
-        return None, None
-    return Best(step, metrics, f"{folder}/{BEST_MODEL}"), temperature
+        return None
+    return Best(step, metrics, f"{folder}/{BEST_MODEL}")
 
 
 def read_model(path: str) -> VisionTransformer:
