@@ -228,7 +228,7 @@ def _all_fields(shapes: Shapes, table: Table, known: KnownFields) -> dict[str, A
 
 
 def _merge_sources(shapes: Shapes, table: Table, known: KnownFields, *, is_resnet: bool) -> dict[str, Any]:
-    """Merge the fields that a table, a file's tensors, the files beside it and the caller tell, in this order."""
+    """Merge what is told, later over earlier: by the table, tensors, files beside, optional tensors, note, caller."""
     tensors = tensor_fields(shapes)
     if is_resnet:
         del tensors["hidden_size"]
