@@ -344,6 +344,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytes
     assert nothing_but(tmp_path, "1", "2") and nothing_but(tmp_path / "1", "precious")
 
 
+@pytest.mark.full
 def test_a_graph_that_answers_otherwise_is_refused(
     saved_digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_class_is_taken_out_again(tmp_path: Path) -> None:
     assert found.metrics["old_classes"] == wanted.metrics["old_classes"] and "new_classes" not in found.metrics
 
 
+@pytest.mark.full
 def test_images_that_the_run_has_already_are_told(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     _, first, added = divided()
     fit(first, tmp_path / "first")

@@ -266,6 +266,7 @@ def test_compiled_in_pieces_a_run_is_the_plain_one_and_repeats_bit_for_bit() -> 
     assert all(np.array_equal(first[path], second[path]) for path in first)
 
 
+@pytest.mark.full
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
     recipe = short(optimizer="sgd", learning_rate=1e30, clip_norm=None, steps=20, checkpoint_steps=1, log_steps=1)
     with pytest.raises(train.DivergedError, match=r"diverged before step \d+"):

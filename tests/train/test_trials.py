@@ -101,6 +101,7 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch, accuracies: list[float | None]) -
     return runs
 
 
+@pytest.mark.full
 def test_several_fields_make_a_grid_and_a_run_that_diverges_is_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
