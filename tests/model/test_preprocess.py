@@ -120,6 +120,8 @@ def test_a_crop_rounds_as_stated() -> None:
             got = prepared(image, (10, 10), preprocessing=cropped)[0]  # squash resizes to the image's own size
             want = image[corner : corner + 10, corner : corner + 10]
             np.testing.assert_array_equal(got, want, err_msg=f"{margin}, {rounding}")
+            in_graph = preprocessing_function(image_size=(10, 10), num_channels=3, preprocessing=cropped)(image[None])
+            np.testing.assert_array_equal(in_graph[0], want, err_msg=f"{margin}, {rounding}, in a graph")
 
 
 def test_the_longer_side_rounds_as_stated() -> None:
@@ -128,8 +130,9 @@ def test_the_longer_side_rounds_as_stated() -> None:
         halved = dataclasses.replace(PLAIN, resize="crop", crop_rounding=rounding)
         want = tf.image.resize(image, (10, width)).numpy()
         corner = (width - 10) // 2
-        got = prepared(image, (10, 10), preprocessing=halved)[0]
-        np.testing.assert_allclose(got, want[:, corner : corner + 10], atol=1e-3)
+        in_graph = preprocessing_function(image_size=(10, 10), num_channels=3, preprocessing=halved)
+        for got in (prepared(image, (10, 10), preprocessing=halved), in_graph(image[None])):
+            np.testing.assert_allclose(got[0], want[:, corner : corner + 10], atol=1e-3)
 
 
 def test_every_interpolation_is_tensorflows() -> None:

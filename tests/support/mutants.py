@@ -118,7 +118,7 @@ FAULTS = [Fault(*row) for row in (
     ("e1", "keras_vit/export/litert/images.py", "ops.constant(@@-@@@@255 * mean,",
      "sign of the mean in files that take pixels", "litert_images tflite"),
     ("e2", "keras_vit/model/resizing.py", "@@round(margin / 2) if is_even else @@@@margin // 2",
-     "the file's centre crop is a pixel off", "litert_images"),
+     "the file's centre crop is a pixel off", "litert_images preprocess"),
     ("e3", "keras_vit/export/litert/layers.py", "max(layer.epsilon * scale@@**2@@@@,",
      "epsilon of norms where channels are scaled", "outliers quantize litert"),
     ("e4", "keras_vit/export/litert/folding.py", "sines[..., @@: size // 2@@size // 2 :@@] *= -1",
