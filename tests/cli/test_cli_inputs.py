@@ -300,7 +300,18 @@ def test_every_command_that_takes_a_file_takes_what_the_file_does_not_state(
         warnings.simplefilter("ignore")  # the other facts of the file are named
         run("predict", bare, image, *stated)
         run("embed", bare, image, "--to", tmp_path / "vectors", *stated)
-        run("evaluate", bare, "--data", "digits", "--few-shot", "1", *stated)
         run("export", bare, "--to", tmp_path / "x.tflite", *stated)
-        run("train", "linear-probe", "--model", bare, "--data", "digits", "--out", tmp_path / "run", *stated)
     assert "--continue-from" in fails(monkeypatch, "train", "--continue-from", tmp_path / "run", *stated)
+
+
+@pytest.mark.full
+def test_evaluations_and_trainings_take_what_a_file_does_not_state(tmp_path: Path) -> None:
+    file, bare = tmp_path / "timm" / "model.safetensors", tmp_path / "bare.safetensors"
+    file.parent.mkdir()
+    converters.save(built(num_classes=10, norm_epsilon=1e-6), file, format="timm")
+    save_file(load_file(file), bare)
+    stated = ["--config", "num_heads=4"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run("evaluate", bare, "--data", "digits", "--few-shot", "1", *stated)
+        run("train", "linear-probe", "--model", bare, "--data", "digits", "--out", tmp_path / "run", *stated)

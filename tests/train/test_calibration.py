@@ -164,6 +164,7 @@ def test_a_trained_model_has_the_best_temperature_on_its_held_out_images(results
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.full
 def test_every_file_keeps_the_temperature(results: dict[bool, train.Result], tmp_path: Path) -> None:
     result = results[True]
     assert result.out and result.best

@@ -100,6 +100,7 @@ def test_a_teacher_of_another_kind_has_features_of_patches() -> None:
         assert losses.shape == (3,) and np.isfinite(losses).all(), changes
 
 
+@pytest.mark.full
 def test_the_teacher_stays_as_it_is_and_the_student_is_an_ordinary_model(tmp_path: Path) -> None:
     _, teacher = models(num_layers=1)
     before = [w.numpy() for w in teacher.weights]
