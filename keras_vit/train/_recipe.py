@@ -211,7 +211,7 @@ class Recipe(Checked):
     """Policy of the computation: "float32" or "mixed_bfloat16"."""
     xla: Literal[True, False, "auto"] = "auto"
     """Part that XLA compiles: True compiles the whole step, False nothing, "auto" the whole step (on a CPU: between
-    matrix products). Without it two equal runs on a CPU may differ in the last digits: TensorFlow adds three gradients
+    matrix products). With False, two equal runs on a CPU may differ in the last digits: TensorFlow adds three gradients
     in an order that depends on threads.
     """
     remat: bool = False

@@ -74,8 +74,9 @@ class Steps:
                         print_line(f"{folder} continues after step {done:,} of {total:,}.")
                     else:
                         self.begin(logger, held_out)
-                    held: Any = {"logger": logger, "checkpoints": checkpoints, "held_out": held_out, "stop": stop}
-                    metrics = train(state, self._data, **held)
+                    metrics = train(
+                        state, self._data, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop
+                    )
             if metrics is not None:
                 metrics = self.end(metrics, logger, held_out, stop, show)
         is_stopped, steps, speed = metrics is None, int(state.step.numpy()), logger.images_per_second

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -286,32 +285,33 @@ def test_a_bad_file_is_a_line_and_not_the_end_of_the_others(run_folder: Path, ph
     assert result.exit_code == 1
 
 
-def test_every_command_that_takes_a_file_takes_what_the_file_does_not_state(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, bare = tmp_path / "timm" / "model.safetensors", tmp_path / "bare.safetensors"
-    file.parent.mkdir()
-    converters.save(built(num_classes=10, norm_epsilon=1e-6), file, format="timm")
-    save_file(load_file(file), bare)  # without config.json and what the header says
-    image = next(photos.rglob("*.PNG"))
-    assert "weights=FILE" in fails(monkeypatch, "predict", bare, image)
-    stated = ["--config", "num_heads=4"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the other facts of the file are named
-        run("predict", bare, image, *stated)
-        run("embed", bare, image, "--to", tmp_path / "vectors", *stated)
-        run("export", bare, "--to", tmp_path / "x.tflite", *stated)
-    assert "--continue-from" in fails(monkeypatch, "train", "--continue-from", tmp_path / "run", *stated)
-
-
-@pytest.mark.full
-def test_evaluations_and_trainings_take_what_a_file_does_not_state(tmp_path: Path) -> None:
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """Write a checkpoint without config.json and what the header says."""
     file, bare = tmp_path / "timm" / "model.safetensors", tmp_path / "bare.safetensors"
     file.parent.mkdir()
     converters.save(built(num_classes=10, norm_epsilon=1e-6), file, format="timm")
     save_file(load_file(file), bare)
-    stated = ["--config", "num_heads=4"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run("evaluate", bare, "--data", "digits", "--few-shot", "1", *stated)
-        run("train", "linear-probe", "--model", bare, "--data", "digits", "--out", tmp_path / "run", *stated)
+    return bare
+
+
+STATED = ("--config", "num_heads=4")  # the other facts of the file are named
+
+
+@pytest.mark.filterwarnings("ignore:keras_vit. bare")
+def test_commands_take_what_a_file_does_not_state(
+    bare: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = next(photos.rglob("*.PNG"))
+    assert "weights=FILE" in fails(monkeypatch, "predict", bare, image)
+    run("predict", bare, image, *STATED)
+    run("embed", bare, image, "--to", tmp_path / "vectors", *STATED)
+    run("export", bare, "--to", tmp_path / "x.tflite", *STATED)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:keras_vit. bare")
+def test_evaluations_and_trainings_take_it_too(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("evaluate", bare, "--data", "digits", "--few-shot", "1", *STATED)
+    run("train", "linear-probe", "--model", bare, "--data", "digits", "--out", tmp_path / "run", *STATED)
+    assert "--continue-from" in fails(monkeypatch, "train", "--continue-from", tmp_path / "run", *STATED)

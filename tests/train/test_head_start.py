@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,20 @@ def test_the_last_head_is_the_mean_of_two_solved_ones(
     capsys.readouterr()
     train.run(recipe.replace(freeze=[]), model=model, data=data)  # this head is trained
     assert "the head becomes" not in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_the_log_of_a_run_stopped_in_its_last_solve_ends_with_the_last_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        compute, calls = Probe.compute, iter((True, False))
+        patch.setattr(Probe, "compute", lambda *a, **k: compute(*a, **k) if next(calls) else None)
+        assert run(tmp_path).stopped
+    kept = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    result = run(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[:-1] == kept and lines[-1] == result.history[-1]
 
 
 @pytest.mark.full

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit import train
-from keras_vit.train import step
+from keras_vit import digits, train
+from keras_vit.train import loop, step
 from keras_vit.train.stop import Stop
 from model_weights import assert_same_bits, values
 from places import SUPPORT
@@ -186,3 +186,18 @@ def test_a_stop_says_its_message_once(capsys: pytest.CaptureFixture[str]) -> Non
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
     assert capsys.readouterr().err == "Stopping after this step, then saving a checkpoint.\n"
+
+
+def test_an_error_beside_a_request_to_stop_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_failing_step(state: Any, _: Any) -> Any:
+        def take(*_: Any) -> None:
+            state.interrupt.assign(1)
+            raise tf.errors.InternalError(None, None, "the disk is gone")
+
+        return take
+
+    monkeypatch.setattr(loop, "make_train_step", make_failing_step)
+    data = digits.load()
+    recipe = train.recipe("finetune-digits", steps=1, batch_size=8, accumulation=2, xla=False)
+    with pytest.raises(tf.errors.InternalError, match="the disk is gone"):
+        train.run(recipe, model="digits", data={"train": (data.train_images[:40], data.train_labels[:40])})
