@@ -152,9 +152,10 @@ def resolve(
 
     A path is a file, whether it exists or not (see `kind_of`). A model's name comes before a file of that name:
     "digits" is the model, "./digits" the file. A file or folder that exists comes before the name of an AugReg file
-    (.npz) and that of another package. Any other text is a file if it exists or looks like one. `weights` are for names: a tag, a
-    path or a URL; None takes `default`, which is "default" (recommended) or None (random); "none" is None. Errors are
-    those of `load`; it is `fetch_source` that raises a FileNotFoundError.
+    (.npz) and that of another package. Any other text is a file if it exists or looks like one.
+
+    `weights` are for names: a tag, a path or a URL; None takes `default`, which is "default" (recommended) or None
+    (random); "none" is None. Errors are those of `load`; it is `fetch_source` that raises a FileNotFoundError.
     """
     if isinstance(weights, str) and weights.casefold() == "none":  # of a command line
         weights = default = None
